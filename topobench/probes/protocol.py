@@ -1,0 +1,152 @@
+"""
+What a probe is: one frozen dataclass that declares its parameters and measures.
+
+Its fields are its parameters, made by :func:`parameter`; a cell carries one value for
+each. In YAML and ``--set`` a parameter takes one value or a list; a list gives one case
+per value (the product over all parameters).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Protocol
+
+from topobench.reading import Binding, Metric, Reading, Scalar
+
+
+class Kind(enum.StrEnum):
+    """How a parameter's text is parsed (``topobench.units``) and stored."""
+
+    BYTES = "bytes"
+    COUNT = "count"
+    SECONDS = "seconds"
+    CHOICE = "choice"
+    TEXT = "text"
+    FLAG = "flag"
+
+
+class Arms(enum.StrEnum):
+    """Which alternatives the planner lays out for a probe."""
+
+    BINDINGS = "bindings"  # the binding arms of the profile or config, once per device
+    NUMA_MATRIX = "numa_matrix"  # every CPU node x every memory node; no device
+    GANG = "gang"  # one worker per rank; ring and binding arms
+
+
+def parameter(
+    default: Scalar,
+    *,
+    help: str,
+    kind: Kind = Kind.COUNT,
+    choices: tuple[str, ...] = (),
+    minimum: float | None = None,
+    maximum: float | None = None,
+) -> Any:
+    """
+    Declare a parameter of a probe.
+
+    Args:
+        default: Value when neither profile nor config names it.
+        help: One line: what it is, its unit and what None means.
+    """
+    metadata = {
+        "help": help,
+        "kind": kind,
+        "choices": choices,
+        "minimum": minimum,
+        "maximum": maximum,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """
+    What a probe may know about the process it measures in.
+
+    Args:
+        devices: GPU UUIDs of the cell, in the order torch sees them (0, 1 ...).
+        rendezvous: For rank 0 of a gang: ``publish(address)`` tells the other ranks where
+            to meet; for the others: ``wait()`` returns that address. None outside gangs.
+        interface: Network interface to meet on, or None to derive it.
+        deadline_seconds: Seconds left for this cell when ``measure`` is called.
+        buffer_ready: A probe calls this with (address, bytes) of the host buffer it
+            measures, after touching it, so that the worker can prove page placement.
+        note: Adds a key to the run's conditions.
+        warn: Adds a line to the run's warnings.
+    """
+
+    binding: Binding
+    devices: tuple[str, ...]
+    rank: int
+    ranks: int
+    publish: Callable[[str], None]
+    wait: Callable[[], str]
+    interface: str | None
+    deadline_seconds: float
+    buffer_ready: Callable[[int, int], None]
+    note: Callable[[str, Any], None]
+    warn: Callable[[str], None]
+
+
+class Probe(Protocol):
+    """
+    A kind of measurement.
+
+    Attributes:
+        name: As in YAML, SQL and the registry.
+        version: Raised whenever its numbers stop being comparable with earlier ones.
+        needs: Requirements the planner checks: ``cuda``, ``gpus>=2``, ``hosts>=2``,
+            ``cpus>=2``, ``torch``, ``numba``, ``binary:NAME``.
+        metrics: Every metric its readings may carry; others are refused.
+        arms: What the planner varies.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    summary: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    metrics: ClassVar[tuple[Metric, ...]]
+    arms: ClassVar[Arms]
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        """
+        Measure and yield readings; data is checked, outside the timed part.
+
+        Raises:
+            ProbeUnavailable: This host cannot run it; stored as skipped.
+            ResultInvalid: It ran, but wrong data or conditions forbid its numbers.
+        """
+        ...
+
+    def estimated_seconds(self) -> float:
+        """About how long ``measure`` takes, without start-up."""
+        ...
+
+
+def fields_of(probe: type[Probe]) -> Mapping[str, dataclasses.Field[Any]]:
+    """The declared parameters of a probe, in order."""
+    return {f.name: f for f in dataclasses.fields(probe)}  # type: ignore[arg-type]
+
+
+def build(probe: type[Probe], params: Mapping[str, Scalar]) -> Probe:
+    """Make the probe of a cell; unknown parameters are a TypeError (the planner checked)."""
+    return probe(**params)  # type: ignore[call-arg]
+
+
+def check_metrics(probe: type[Probe], readings: Iterable[Reading]) -> None:
+    """
+    Refuse readings whose metric the probe did not declare.
+
+    Raises:
+        ValueError: Names the metric and the declared ones.
+    """
+    declared = {m.name for m in probe.metrics}
+    for reading in readings:
+        if reading.metric not in declared:
+            raise ValueError(
+                f"probe {probe.name} gave the undeclared metric {reading.metric!r}; "
+                f"it declares {', '.join(sorted(declared))}"
+            )

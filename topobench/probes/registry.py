@@ -1,0 +1,50 @@
+"""
+Which probes exist. Import-light: naming and declaring them loads no torch.
+
+One explicit table; other packages add theirs by the entry point group
+``topobench.probes`` (name -> ``module:Class``).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+
+from topobench.errors import UsageError
+from topobench.probes.protocol import Probe
+
+PROBES = {
+    "host_memory": "topobench.probes.host_memory:HostMemory",
+    "host_to_device": "topobench.probes.host_to_device:HostToDevice",
+    "all_reduce": "topobench.probes.all_reduce:AllReduce",
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every probe's name, ours first."""
+    return (*PROBES, *sorted(set(_foreign()) - set(PROBES)))
+
+
+@functools.cache
+def load(name: str) -> type[Probe]:
+    """
+    The class of a probe.
+
+    Raises:
+        UsageError: No probe has that name, or a foreign one cannot be imported.
+    """
+    target = PROBES.get(name) or _foreign().get(name)
+    if target is None:
+        raise UsageError(f"no probe named {name!r}; there are {', '.join(names())}")
+    module, _, attribute = target.partition(":")
+    try:
+        found: type[Probe] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"probe {name!r} ({target}) cannot be loaded: {error}") from error
+    return found
+
+
+@functools.cache
+def _foreign() -> dict[str, str]:
+    return {e.name: e.value for e in importlib.metadata.entry_points(group="topobench.probes")}

@@ -1,0 +1,397 @@
+"""
+The words of a host's wiring: topology, NUMA node, GPU, link, path class.
+
+Pure values whose field names are the keys of ``topobench.topology/1``
+(docs/topology.md, docs/schemas/topology.json). Unknown is None beside a reason, never 0 or -1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA = "topobench.topology/1"
+
+
+class NodeKind(enum.StrEnum):
+    """What a NUMA node holds; only nodes with CPUs can be bound to."""
+
+    CPU_MEMORY = "cpu+memory"
+    CPU = "cpu"
+    MEMORY = "memory"
+    GPU = "gpu"
+    EMPTY = "empty"
+
+
+class PathClass(enum.StrEnum):
+    """PCIe path classes as nvidia-smi prints them, nearest first; NVLink is ``NV<n>``."""
+
+    SELF = "X"
+    PIX = "PIX"
+    PXB = "PXB"
+    PHB = "PHB"
+    NODE = "NODE"
+    SYS = "SYS"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """
+    A value with where it came from, or None with why it is unknown.
+
+    Args:
+        source: ``sysfs``, ``nvml``, ``local_cpulist``, ``ancestor``, ``operator`` ...
+    """
+
+    value: int | None = None
+    source: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the host is; no serial numbers."""
+
+    arch: str | None = None
+    vendor: str | None = None
+    product: str | None = None
+    bios: str | None = None
+    kernel: str | None = None
+    os: str | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    container: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cpus:
+    """
+    CPU lists are Linux list strings ("0-31,64-95").
+
+    Args:
+        allowed: What this process may use (affinity and cpuset).
+        quota_cpus: cpu.max as a number of CPUs; None when unlimited.
+    """
+
+    possible: str | None = None
+    online: str | None = None
+    allowed: str | None = None
+    model: str | None = None
+    vendor: str | None = None
+    packages: int | None = None
+    physical_cores: int | None = None
+    threads_per_core: int | None = None
+    last_level_cache_bytes: int | None = None
+    quota_cpus: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """A NUMA node; ``gpu`` is the UUID or address of the GPU whose memory it is."""
+
+    id: int
+    kind: NodeKind
+    cpus: str
+    memory_bytes: int | None
+    allowed: bool
+    gpu: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NumaDistances:
+    """``matrix[i][j]`` is the distance from ``nodes[i]`` to ``nodes[j]``."""
+
+    nodes: tuple[int, ...] = ()
+    matrix: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PciLink:
+    """
+    A PCIe link, as read; idle devices may show a lower speed than they reach under load.
+
+    Args:
+        effective_max_bytes_per_second: Of the slower end of the link, after encoding.
+    """
+
+    speed_gts: float | None = None
+    width: int | None = None
+    max_speed_gts: float | None = None
+    max_width: int | None = None
+    bytes_per_second: float | None = None
+    effective_max_bytes_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    """A PCI function; ``parent`` is the address of the bridge above it."""
+
+    address: str
+    pci_class: str
+    vendor: str
+    device: str
+    parent: str | None
+    role: str
+    numa_node: Known
+    link: PciLink | None = None
+    driver: str | None = None
+    acs: str = "unknown"
+    iommu: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NvLink:
+    """One NVLink of a GPU."""
+
+    index: int
+    state: str
+    remote_kind: str | None = None
+    remote: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NvLinks:
+    """A GPU's NVLinks; None for the whole when the GPU has none."""
+
+    active: int
+    expected: int | None
+    version: str | None
+    bytes_per_second: float | None
+    links: tuple[NvLink, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mig:
+    """A MIG slice, or the mode of a whole GPU."""
+
+    mode: str
+    parent: str | None = None
+    profile: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """
+    A GPU, known by UUID and PCI address; indices are display only.
+
+    Args:
+        cpu_node: NUMA node with CPUs to bind to.
+        own_numa_node: NUMA node that *is* this GPU's memory (Grace-type hosts).
+        cpus: CPUs near it, as a list string.
+        state: ok, lost, or no_access.
+    """
+
+    index: int | None
+    uuid: str | None
+    pci_address: str | None
+    model: str | None
+    memory_bytes: int | None
+    cpu_node: Known
+    cuda_index: int | None = None
+    own_numa_node: int | None = None
+    cpus: str | None = None
+    compute_capability: str | None = None
+    state: str = "ok"
+    mig: Mig | None = None
+    nvlink: NvLinks | None = None
+    fabric: str | None = None
+    c2c: bool | None = None
+
+    @property
+    def key(self) -> str:
+        """What it is called everywhere: its UUID, else its PCI address."""
+        return self.uuid or self.pci_address or f"gpu:{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """A network or RDMA interface behind a PCI function."""
+
+    name: str
+    pci_address: str | None
+    numa_node: Known
+    rate_bytes_per_second: float | None = None
+    link_layer: str | None = None
+    state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Nvme:
+    """An NVMe controller."""
+
+    name: str
+    pci_address: str | None
+    numa_node: Known
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class P2p:
+    """Peer access as NVML says, per direction; it does not prove correct copies."""
+
+    read: str | None = None
+    write: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The way between two ends (``gpu:0``, ``nic:mlx5_0``, ``numa:1``, ``nvme:nvme0``)."""
+
+    a: str
+    b: str
+    smi: str | None = None
+    smi_pcie: str | None = None
+    nccl: str | None = None
+    hops: int | None = None
+    nominal_bytes_per_second: float | None = None
+    nccl_bytes_per_second: float | None = None
+    measured_bytes_per_second: float | None = None
+    bottleneck: str | None = None
+    p2p: P2p | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Warning_:
+    """Something a user should know about this picture."""
+
+    code: str
+    subject: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """
+    One host's wiring at one moment.
+
+    Args:
+        trust: ``low`` for a guest's or container's view, where firmware data is missing.
+        fingerprints: ``shape``, ``config`` and ``health``, each ``tfp1:<hex>``.
+    """
+
+    taken_at: str
+    root: str
+    virtualization: str
+    trust: str
+    machine: Machine
+    cpus: Cpus
+    numa_nodes: tuple[NumaNode, ...] = ()
+    numa_distances: NumaDistances = NumaDistances()
+    pci: tuple[PciDevice, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    nvswitches: tuple[str, ...] = ()
+    nvme: tuple[Nvme, ...] = ()
+    paths: tuple[Path, ...] = ()
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[Warning_, ...] = ()
+
+    @property
+    def cpu_nodes(self) -> tuple[NumaNode, ...]:
+        """NUMA nodes with CPUs: what users mean by "NUMA nodes"."""
+        return tuple(n for n in self.numa_nodes if n.kind in (NodeKind.CPU_MEMORY, NodeKind.CPU))
+
+    def distance(self, a: int, b: int) -> int | None:
+        """Kernel distance between two NUMA nodes, or None if not known."""
+        nodes = self.numa_distances.nodes
+        if a not in nodes or b not in nodes:
+            return None
+        return self.numa_distances.matrix[nodes.index(a)][nodes.index(b)]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document ``topobench.topology/1`` as plain JSON types."""
+        return {"schema": SCHEMA, **_plain(self)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Topology:
+        """
+        Read a ``topobench.topology/1`` document; keys it does not know are ignored.
+
+        Raises:
+            ValueError: Another schema, or a required key is missing.
+        """
+        if value.get("schema") != SCHEMA:
+            raise ValueError(f"not a {SCHEMA} document: schema is {value.get('schema')!r}")
+        return typing.cast(Topology, _build(cls, value))
+
+
+def parse_cpu_list(text: str | None) -> tuple[int, ...]:
+    """
+    CPUs of a Linux list string, ascending; empty text is no CPU.
+
+    Raises:
+        ValueError: It is not a list of numbers and ranges.
+    """
+    found: set[int] = set()
+    for part in (text or "").replace("\n", "").replace(" ", "").split(","):
+        if not part:
+            continue
+        span, _, step = part.partition(":")
+        first, dash, last = span.partition("-")
+        low, high = int(first), int(last if dash else first)
+        if high < low:
+            raise ValueError(f"bad CPU range {part!r}")
+        used, _, group = step.partition("/")
+        if step:  # "0-31:2/8": the first 2 of every 8
+            found.update(c for c in range(low, high + 1) if (c - low) % int(group) < int(used))
+        else:
+            found.update(range(low, high + 1))
+    return tuple(sorted(found))
+
+
+def format_cpu_list(cpus: Iterable[int]) -> str:
+    """The canonical list string: ascending, runs joined ("0-3,8")."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+# JSON says "class"; Python keeps that word for itself.
+_KEYS = {"pci_class": "class"}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {_KEYS.get(f.name, f.name): _plain(getattr(value, f.name)) for f in fields}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _build(kind: Any, value: Any) -> Any:
+    """Build a value of the annotated type ``kind`` from plain JSON."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        chosen = [a for a in args if a is not type(None)]
+        return _build(chosen[0], value) if len(chosen) == 1 else value
+    if origin is tuple:
+        return tuple(_build(args[0], v) for v in value)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        given = {}
+        for f in dataclasses.fields(kind):
+            key = _KEYS.get(f.name, f.name)
+            if key in value:
+                given[f.name] = _build(hints[f.name], value[key])
+            elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+                raise ValueError(f"{kind.__name__}: key {key!r} is missing")
+        return kind(**given)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind(value)
+    return value
