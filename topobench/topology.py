@@ -256,7 +256,7 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Warning_:
+class TopologyWarning:
     """Something a user should know about this picture."""
 
     code: str
@@ -289,7 +289,7 @@ class Topology:
     nvme: tuple[Nvme, ...] = ()
     paths: tuple[Path, ...] = ()
     fingerprints: Mapping[str, str] = field(default_factory=dict)
-    warnings: tuple[Warning_, ...] = ()
+    warnings: tuple[TopologyWarning, ...] = ()
 
     @property
     def cpu_nodes(self) -> tuple[NumaNode, ...]:

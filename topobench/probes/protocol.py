@@ -128,7 +128,7 @@ class Probe(Protocol):
 
 def fields_of(probe: type[Probe]) -> Mapping[str, dataclasses.Field[Any]]:
     """The declared parameters of a probe, in order."""
-    return {f.name: f for f in dataclasses.fields(probe)}  # type: ignore[arg-type]
+    return {f.name: f for f in dataclasses.fields(probe)}
 
 
 def build(probe: type[Probe], params: Mapping[str, Scalar]) -> Probe:
