@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 from topobench.reading import Binding, Metric, Reading, Scalar
 
@@ -128,12 +128,12 @@ class Probe(Protocol):
 
 def fields_of(probe: type[Probe]) -> Mapping[str, dataclasses.Field[Any]]:
     """The declared parameters of a probe, in order."""
-    return {f.name: f for f in dataclasses.fields(probe)}
+    return {f.name: f for f in dataclasses.fields(cast(Any, probe))}
 
 
 def build(probe: type[Probe], params: Mapping[str, Scalar]) -> Probe:
     """Make the probe of a cell; unknown parameters are a TypeError (the planner checked)."""
-    return probe(**params)  # type: ignore[call-arg]
+    return cast(Probe, cast(Any, probe)(**params))
 
 
 def check_metrics(probe: type[Probe], readings: Iterable[Reading]) -> None:
