@@ -1,0 +1,465 @@
+"""
+Turn cluster.yaml, the environment and flags into one frozen ``ClusterConfig``.
+
+A flag wins over the environment, that over the file, that over the profile, that over the
+defaults. Every key and profile is described in docs/config.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from topobench import config_fields, yaml_strict
+from topobench.config_fields import (
+    BindingChoice,
+    Fields,
+    HostExpectation,
+    Parsers,
+    ProbeChoice,
+    RayConfig,
+    Ring,
+    expected,
+    value_of,
+)
+from topobench.errors import ConfigError
+from topobench.host import Host
+from topobench.probes import registry
+from topobench.probes.protocol import Kind, fields_of
+from topobench.reading import MemoryPolicy, Scalar
+from topobench.units import parse_count, parse_duration
+from topobench.yaml_strict import Entry, Listing, Table, Text
+
+KIND = "topobench/v1"
+DEFAULT_NAME = "local"
+DEFAULT_PROFILE = "quick"
+DEFAULT_STORE = "sqlite:///topobench.db"
+_LAUNCHER_KEYS = {"cluster_name", "provider", "available_node_types", "head_node_type"}
+_SECRET = re.compile(r"token|secret|passw|credential|api_?key|private_?key|auth", re.IGNORECASE)
+MASK = "***"
+
+__all__ = [
+    "KEYS",
+    "BindingChoice",
+    "ClusterConfig",
+    "HostExpectation",
+    "Overrides",
+    "ProbeChoice",
+    "Profile",
+    "RayConfig",
+    "host_names",
+    "load",
+    "mask_url",
+    "profiles",
+    "to_yaml",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """
+    A named choice of probes, sizes and repeats (profiles.yaml).
+
+    Args:
+        processes: Worker processes a case, where no arms are compared.
+        blocks: Complete blocks of an arm comparison, every second one the mirror of the
+            one before it; 0 runs each arm once.
+    """
+
+    name: str
+    summary: str
+    processes: int
+    blocks: int
+    bindings: tuple[BindingChoice, ...]
+    probes: tuple[ProbeChoice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """
+    What the command line said, as typed; None where it said nothing.
+
+    Lists are written with commas: ``probes="host_memory,all_reduce"``.
+
+    Args:
+        sets: ``PROBE.FIELD=VALUE[,VALUE]`` each.
+        hosts: Run on these only (names, addresses or keys).
+    """
+
+    name: str | None = None
+    store: str | None = None
+    profile: str | None = None
+    probes: str | None = None
+    sets: tuple[str, ...] = ()
+    bindings: str | None = None
+    devices: str | None = None
+    hosts: str | None = None
+    budget: str | None = None
+    seed: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """
+    The effective configuration of a sweep.
+
+    Args:
+        probes: With every listed parameter value; a parameter not listed has its default.
+        hosts: Expectations; when there are any, only these hosts are used.
+        only_hosts: Names, addresses or keys of the hosts to use; empty for all.
+        devices: Selected GPUs (index, UUID or its start, PCI address); empty for all.
+        seed: Of the order of cells; None draws one a sweep.
+        source: The file it came from.
+    """
+
+    name: str
+    ray: RayConfig
+    store: str
+    profile: str
+    processes: int
+    blocks: int
+    probes: tuple[ProbeChoice, ...]
+    bindings: tuple[BindingChoice, ...]
+    rings: tuple[Ring, ...] = ("auto",)
+    hosts: tuple[HostExpectation, ...] = ()
+    only_hosts: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    budget_seconds: float | None = None
+    seed: int | None = None
+    source: str | None = field(default=None, compare=False)
+
+    def expectation_for(self, host: Host) -> HostExpectation | None:
+        """What the user said of a host, found by key, name or address."""
+        names = {name.lower() for name in host_names(host)}
+        for expectation in self.hosts:
+            if expectation.id == host.key or expectation.host.lower() in names:
+                return expectation
+        return None
+
+    def env_for(self, host: Host) -> dict[str, str]:
+        """The site's environment of a host: the cluster's, then the host's own."""
+        expectation = self.expectation_for(host)
+        return {**self.env, **(expectation.env if expectation else {})}
+
+
+KEYS: Parsers = {
+    "kind": value_of(str),
+    "name": value_of(config_fields.parse_name),
+    "ray": config_fields.ray,
+    "store": value_of(config_fields.store_url),
+    "profile": lambda fields, node, key: fields.parsed(node, key, _profile_name),
+    "hosts": config_fields.hosts,
+    "only_hosts": config_fields.strings,
+    "devices": config_fields.strings,
+    "probes": config_fields.probes,
+    "bindings": config_fields.bindings,
+    "rings": config_fields.rings,
+    "env": config_fields.environment,
+    "budget": lambda fields, node, key: fields.parsed(node, key, _budget),
+    "seed": value_of(parse_count),
+}
+"""Every key of cluster.yaml and how it is read."""
+
+
+def load(
+    path: Path | None,
+    *,
+    overrides: Overrides = Overrides(),
+    environ: Mapping[str, str] | None = None,
+) -> ClusterConfig:
+    """
+    The effective configuration of a file (or of this host alone), environment and flags.
+
+    Args:
+        environ: Instead of this process's environment.
+
+    Raises:
+        ConfigError: With every mistake found.
+    """
+    fields = Fields()
+    file = _file_values(path, fields) if path else {}
+    flags = _flag_values(overrides, file, fields)
+    sets = _set_values(overrides, fields)
+    given = {**file, **_environment_values(environ, fields), **flags}
+    profile = profiles()[given.pop("profile", DEFAULT_PROFILE)]
+    chosen = given.pop("probes", profile.probes)
+    probes = _with_parameters(chosen, (profile.probes, file.get("probes", ()), sets))
+    _check_sets(sets, probes, fields)
+    _check_name(path, given, fields)
+    if fields.mistakes:
+        raise ConfigError(fields.mistakes)
+    defaults = {"name": DEFAULT_NAME, "ray": RayConfig(), "store": DEFAULT_STORE}
+    return ClusterConfig(
+        profile=profile.name,
+        processes=profile.processes,
+        blocks=profile.blocks,
+        probes=probes,
+        source=str(path) if path else None,
+        **{**defaults, "bindings": profile.bindings, **given},
+    )
+
+
+def host_names(host: Host) -> tuple[str, ...]:
+    """Every name a user may call a host by."""
+    return (host.key, host.name, host.address, host.facts.hostname)
+
+
+@functools.cache
+def profiles() -> Mapping[str, Profile]:
+    """
+    The profiles of the package, by name.
+
+    Raises:
+        ConfigError: profiles.yaml is wrong, which our own tests would show.
+    """
+    text = importlib.resources.files("topobench").joinpath("profiles.yaml").read_text("utf-8")
+    fields = Fields()
+    parsers: Parsers = {
+        "summary": value_of(str),
+        "processes": value_of(parse_count),
+        "blocks": value_of(parse_count),
+        "bindings": config_fields.bindings,
+        "probes": config_fields.probes,
+    }
+    table = yaml_strict.parse(text, "profiles.yaml", fields.mistakes)
+    found = {}
+    for entry in table.entries if table else ():
+        values = fields.section(fields.table(entry.value, entry.key), parsers, f"{entry.key}.")
+        if not fields.mistakes:
+            found[entry.key] = Profile(name=entry.key, **values)
+    if fields.mistakes:
+        raise ConfigError(fields.mistakes)
+    return found
+
+
+def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
+    """
+    The effective configuration as a file that loads back equal.
+
+    Args:
+        reveal: Write passwords and tokens out; masked, they do not load back equal.
+    """
+    env = dict if reveal else _mask_env
+    document = {
+        "kind": KIND,
+        "name": config.name,
+        "ray": _present(config.ray),
+        "store": config.store if reveal else mask_url(config.store),
+        "profile": config.profile,
+        "hosts": [_present(h) | ({"env": env(h.env)} if h.env else {}) for h in config.hosts],
+        "only_hosts": list(config.only_hosts),
+        "devices": list(config.devices),
+        "probes": [{probe.name: _probe_yaml(probe)} for probe in config.probes],
+        "bindings": [_binding_yaml(choice) for choice in config.bindings],
+        "rings": [ring if isinstance(ring, str) else list(ring) for ring in config.rings],
+        "env": env(config.env),
+        "budget": _seconds_text(config.budget_seconds),
+        "seed": config.seed,
+    }
+    # An empty list of probes, bindings or rings says something; the others say nothing.
+    kept = ("probes", "bindings", "rings")
+    shown = {k: v for k, v in document.items() if k in kept or v not in (None, [], {})}
+    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
+
+
+def mask_url(url: str) -> str:
+    """A database URL without its password."""
+    hidden = re.sub(r"(://[^:/@]*):[^@]*@", rf"\1:{MASK}@", url)
+    return re.sub(r"([?&](?:password|token)=)[^&]*", rf"\1{MASK}", hidden, flags=re.IGNORECASE)
+
+
+def _mask_env(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: MASK if _SECRET.search(name) else value for name, value in env.items()}
+
+
+def _file_values(path: Path, fields: Fields) -> dict[str, Any]:
+    table = yaml_strict.read(path, fields.mistakes)
+    if table is None:
+        raise ConfigError([f"{path}: is empty; it must start with kind: {KIND}"])
+    _check_kind(path, table)
+    values = fields.section(table.entries, KEYS)
+    values.pop("kind", None)
+    return _renamed(values)
+
+
+def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+    """Keys of the file by the names of ``ClusterConfig``."""
+    return {"budget_seconds" if key == "budget" else key: v for key, v in values.items()}
+
+
+def _check_kind(path: Path, table: Table) -> None:
+    """Refuse other programs' files outright: their keys would drown the one message."""
+    entries = {entry.key: entry for entry in table.entries}
+    launcher = sorted(_LAUNCHER_KEYS & entries.keys())
+    ours = f"a topobench cluster file starts with kind: {KIND}"
+    kind = entries.get("kind")
+    if kind is None and launcher:
+        what = f"this is a Ray launcher file (it has {', '.join(launcher)})"
+        raise ConfigError([f"{path}:{_line(table)}: kind: {what}; {ours}, see docs/config.md"])
+    if kind is None:
+        raise ConfigError([f"{path}:{_line(table)}: kind: missing; {ours}"])
+    if not isinstance(kind.value, Text) or kind.value.value != KIND:
+        given = kind.value.value if isinstance(kind.value, Text) else "no text"
+        raise ConfigError([f"{kind.where}: kind: {given} is not read by this version; {ours}"])
+
+
+def _line(table: Table) -> str:
+    return table.where.rpartition(":")[2]
+
+
+def _check_name(path: Path | None, given: Mapping[str, Any], fields: Fields) -> None:
+    """A shared cluster needs a name, or its results would mix with this host's own."""
+    address = given.get("ray", RayConfig()).address
+    if address != "local" and "name" not in given:
+        what = f"missing; a cluster at {address} needs one, for example name: lab"
+        fields.wrong(str(path), "name", what)
+
+
+def _environment_values(environ: Mapping[str, str] | None, fields: Fields) -> dict[str, Any]:
+    store = (os.environ if environ is None else environ).get("TOPOBENCH_STORE")
+    if not store:
+        return {}
+    entry = Entry("store", Text(store, "TOPOBENCH_STORE"), "TOPOBENCH_STORE")
+    return fields.section([entry], KEYS)
+
+
+def _flag_values(overrides: Overrides, file: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
+    single = ("name", "store", "profile", "budget", "seed")
+    entries = [
+        Entry(key, Text(str(value), f"--{key}", plain=False), f"--{key}")
+        for key in single
+        if (value := getattr(overrides, key)) is not None
+    ]
+    for flag, key in (("probes", "probes"), ("devices", "devices"), ("hosts", "only_hosts")):
+        if (given := getattr(overrides, flag)) is not None:
+            entries.append(Entry(key, _flag_list(f"--{flag}", given), f"--{flag}"))
+    values = _renamed(fields.section(entries, KEYS))
+    if overrides.bindings is not None:
+        values["bindings"] = _flag_bindings(overrides.bindings, file, fields)
+    return values
+
+
+def _flag_list(where: str, text: str) -> Listing:
+    """The items of a text with commas."""
+    words = [word.strip() for word in text.split(",")]
+    return Listing(tuple(Text(w, where, plain=False) for w in words if w), where)
+
+
+def _flag_bindings(
+    given: str, file: Mapping[str, Any], fields: Fields
+) -> tuple[BindingChoice, ...]:
+    """Arms named by a flag: built-in ones and those the file describes."""
+    known = {name: BindingChoice(name) for name in config_fields.BUILT_IN_BINDINGS}
+    known |= {choice.name: choice for choice in file.get("bindings", ())}
+    names = config_fields.strings(fields, _flag_list("--bindings", given), "bindings")
+    for name in names:
+        if name not in known:
+            what = f"{name!r} is no binding; {expected(name, known)}"
+            fields.wrong("--bindings", "bindings", what)
+    return tuple(known[name] for name in names if name in known)
+
+
+def _set_values(overrides: Overrides, fields: Fields) -> tuple[ProbeChoice, ...]:
+    """``--set`` as probe choices, read by the parser of the file."""
+    found: dict[str, dict[str, tuple[Scalar, ...]]] = {}
+    for text in overrides.sets:
+        where = f"--set {text}"
+        target, equals, values = text.partition("=")
+        probe, dot, name = target.strip().partition(".")
+        if not (equals and dot and name):
+            fields.wrong(where, "set", "expected PROBE.FIELD=VALUE, such as host_memory.bytes=64M")
+            continue
+        params = Table((Entry(name, _flag_list(where, values), where),), where)
+        choice = Table((Entry(probe, params, where),), where)
+        for read in config_fields.probes(fields, choice, "probes"):
+            found.setdefault(probe, {}).update(read.params)
+    return tuple(ProbeChoice(probe, params) for probe, params in found.items())
+
+
+def _with_parameters(
+    chosen: tuple[ProbeChoice, ...], layers: tuple[tuple[ProbeChoice, ...], ...]
+) -> tuple[ProbeChoice, ...]:
+    """The chosen probes with the parameters of all layers, a later one winning."""
+    merged: dict[str, dict[str, tuple[Scalar, ...]]] = {probe.name: {} for probe in chosen}
+    for layer in layers:
+        for probe in layer:
+            if probe.name in merged:
+                merged[probe.name].update(probe.params)
+    return tuple(ProbeChoice(name, params) for name, params in merged.items())
+
+
+def _check_sets(
+    sets: tuple[ProbeChoice, ...], probes: tuple[ProbeChoice, ...], fields: Fields
+) -> None:
+    selected = [probe.name for probe in probes]
+    for probe in sets:
+        if probe.name not in selected:
+            what = f"{probe.name} is not among the probes to run: {', '.join(selected) or 'none'}"
+            fields.wrong("--set", "set", what)
+
+
+def _profile_name(text: str) -> str:
+    return config_fields.one_of(profiles())(text)
+
+
+def _budget(text: str) -> float:
+    seconds = parse_duration(text)
+    if seconds <= 0:
+        raise ValueError(f"{text!r} leaves no time; expected a duration such as 10m")
+    return seconds
+
+
+def _present(value: RayConfig | HostExpectation) -> dict[str, Any]:
+    """The fields that differ from nothing said."""
+    shown = {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return {k: dict(v) if isinstance(v, Mapping) else v for k, v in shown.items() if v}
+
+
+def _probe_yaml(probe: ProbeChoice) -> dict[str, list[Any]]:
+    declared = fields_of(registry.load(probe.name))
+    return {
+        name: [_scalar_yaml(declared[name].metadata["kind"], value) for value in values]
+        for name, values in probe.params.items()
+    }
+
+
+def _scalar_yaml(kind: Kind, value: Scalar) -> Any:
+    if value is None:
+        return "none"
+    if kind is Kind.SECONDS and isinstance(value, int | float):
+        return _seconds_text(value)
+    if kind is Kind.BYTES and isinstance(value, int):
+        return _bytes_text(value)
+    return value
+
+
+def _bytes_text(size: int) -> str | int:
+    """The exact size in the largest unit that divides it."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size and size % 1024**power == 0:
+            return f"{size // 1024**power} {unit}"
+    return size
+
+
+def _seconds_text(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds!r}s".replace(".0s", "s")
+
+
+def _binding_yaml(choice: BindingChoice) -> Any:
+    if choice.name in config_fields.BUILT_IN_BINDINGS:
+        return choice.name
+    shown = {"name": choice.name}
+    if choice.cpus or choice.cpu_nodes:
+        shown["cpus"] = choice.cpus or f"node:{','.join(map(str, choice.cpu_nodes))}"
+    if choice.memory is not MemoryPolicy.DEFAULT:
+        shown["memory"] = f"{choice.memory}:{','.join(map(str, choice.memory_nodes))}"
+    return shown

@@ -1,0 +1,477 @@
+"""
+Typed reading of strict YAML nodes: one parser for files, profiles and flags.
+
+A mistake is noted and reading goes on, so that a user sees all of them at once. A parser
+returns None for a value that it noted as wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from topobench.errors import UsageError
+from topobench.probes import registry
+from topobench.probes.protocol import Kind, fields_of
+from topobench.reading import MemoryPolicy, Scalar
+from topobench.topology import parse_cpu_list
+from topobench.units import parse_bytes, parse_count, parse_duration
+from topobench.yaml_strict import Entry, Listing, Node, Table, Text
+
+T = TypeVar("T")
+
+BUILT_IN_BINDINGS = ("none", "local", "remote", "spread")
+RING_NAMES = ("auto", "auto_ring", "identity", "best", "worst")
+_FLAG_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NUMBER_LIST = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class RayConfig:
+    """
+    How agents are placed.
+
+    Args:
+        address: ``local`` (a private Ray on this host) or ``HOST:PORT``.
+        ship: Send our package to the hosts instead of expecting it there.
+        require_token: Refuse a cluster without token authentication.
+    """
+
+    address: str = "local"
+    ship: bool = False
+    require_token: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostExpectation:
+    """
+    A host the user named, and what it should be.
+
+    Args:
+        host: Name or address.
+        id: The host's key; survives a change of name and address.
+        gpus: How many GPUs it should have.
+    """
+
+    host: str
+    id: str | None = None
+    gpus: int | None = None
+    sku: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeChoice:
+    """A probe to run; every combination of the listed values is a case."""
+
+    name: str
+    params: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BindingChoice:
+    """
+    A binding arm: a built-in one by name, or the user's own.
+
+    Args:
+        cpus: CPU list; None with ``cpu_nodes`` or for the whole allowed set.
+        cpu_nodes: NUMA nodes whose CPUs to use.
+    """
+
+    name: str
+    cpus: str | None = None
+    cpu_nodes: tuple[int, ...] = ()
+    memory: MemoryPolicy = MemoryPolicy.DEFAULT
+    memory_nodes: tuple[int, ...] = ()
+
+
+Ring = str | tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Fields:
+    """Reads typed values out of nodes and keeps every mistake."""
+
+    mistakes: list[str] = field(default_factory=list)
+
+    def wrong(self, where: str, key: str, what: str) -> None:
+        """Note a mistake as ``where: key: what``; a flag is its own key."""
+        place = where if where.startswith("--") else f"{where}: {key}"
+        self.mistakes.append(f"{place}: {what}")
+
+    def text(self, node: Node, key: str) -> str | None:
+        """Text that is not empty."""
+        if not isinstance(node, Text):
+            self.wrong(node.where, key, f"expected one value, found {_noun(node)}")
+        elif node.is_null or not node.value.strip():
+            self.wrong(node.where, key, "has no value; give one or remove the key")
+        else:
+            return node.value.strip()
+        return None
+
+    def parsed(self, node: Node, key: str, parse: Callable[[str], T]) -> T | None:
+        """A value by a parser that raises ValueError with a sentence."""
+        text = self.text(node, key)
+        if text is None:
+            return None
+        try:
+            return parse(text)
+        except ValueError as error:
+            self.wrong(node.where, key, str(error))
+            return None
+
+    def table(self, node: Node, key: str) -> tuple[Entry, ...]:
+        """The entries of a table; none, and a mistake, for anything else."""
+        if isinstance(node, Table):
+            return node.entries
+        self.wrong(node.where, key, f"expected keys ({{key: value}}), found {_noun(node)}")
+        return ()
+
+    def items(self, node: Node, key: str) -> Iterator[tuple[str, Node]]:
+        """The items of a list with their keys (``hosts[0]``); one value is a list of one."""
+        if isinstance(node, Listing):
+            yield from ((f"{key}[{i}]", item) for i, item in enumerate(node.items))
+        elif isinstance(node, Text) and node.is_null:
+            self.wrong(node.where, key, "has no value; give one or remove the key")
+        else:
+            yield key, node
+
+    def section(
+        self, entries: Iterable[Entry], parsers: Parsers, prefix: str = ""
+    ) -> dict[str, Any]:
+        """Every value that could be read; unknown keys are mistakes."""
+        values: dict[str, Any] = {}
+        for entry in entries:
+            if entry.key not in parsers:
+                what = f"unknown key; {expected(entry.key, parsers)}"
+                self.wrong(entry.where, f"{prefix}{entry.key}", what)
+                continue
+            value = parsers[entry.key](self, entry.value, f"{prefix}{entry.key}")
+            if value is not None:
+                values[entry.key] = value
+        return values
+
+    def unique(self, named: Iterable[tuple[str, str, T]], key: str) -> tuple[T, ...]:
+        """Values of (name, where, value), with a mistake for each name met before."""
+        seen: dict[str, T] = {}
+        for name, where, value in named:
+            if name in seen:
+                self.wrong(where, key, f"{name} is given twice")
+            else:
+                seen[name] = value
+        return tuple(seen.values())
+
+
+Parsers = Mapping[str, Callable[[Fields, Node, str], Any]]
+
+
+def expected(word: str, accepted: Iterable[str]) -> str:
+    """``accepted are a, b, c; did you mean b?``."""
+    names = list(accepted)
+    close = difflib.get_close_matches(word.lower(), names, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"accepted are {', '.join(names)}{hint}"
+
+
+def one_of(accepted: Iterable[str]) -> Callable[[str], str]:
+    """A parser that takes these words only."""
+    names = tuple(accepted)
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"{text!r} is not known; {expected(text, names)}")
+        return text
+
+    return parse
+
+
+def parse_flag(text: str) -> bool:
+    """True or False of ``true``, ``yes``, ``on`` and their opposites."""
+    if text.lower() not in _FLAG_WORDS:
+        raise ValueError(f"{text!r} is neither true nor false")
+    return _FLAG_WORDS[text.lower()]
+
+
+def parse_name(text: str) -> str:
+    """A name that is safe in file names, SQL output and on a command line."""
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"{text!r} may hold letters, digits, '.', '_' and '-' only")
+    return text
+
+
+def value_of(parse: Callable[[str], Any]) -> Callable[[Fields, Node, str], Any]:
+    """The parser of a key with one value."""
+    return lambda fields, node, key: fields.parsed(node, key, parse)
+
+
+def strings(fields: Fields, node: Node, key: str) -> tuple[str, ...]:
+    """A list of texts, each once."""
+    found = [(fields.text(item, name), item.where) for name, item in fields.items(node, key)]
+    return fields.unique([(text, where, text) for text, where in found if text], key)
+
+
+def string_map(fields: Fields, node: Node, key: str) -> dict[str, str]:
+    """Texts by name; an empty text must be quoted."""
+    values: dict[str, str] = {}
+    for entry in fields.table(node, key):
+        value = entry.value
+        if isinstance(value, Text) and not value.plain:
+            values[entry.key] = value.value
+        elif (text := fields.text(value, f"{key}.{entry.key}")) is not None:
+            values[entry.key] = text
+    return values
+
+
+def environment(fields: Fields, node: Node, key: str) -> dict[str, str]:
+    """Environment variables to pass to workers."""
+    values = string_map(fields, node, key)
+    for name in values:
+        if not _VARIABLE.fullmatch(name):
+            fields.wrong(node.where, key, f"{name!r} cannot name an environment variable")
+    return values
+
+
+def ray(fields: Fields, node: Node, key: str) -> RayConfig:
+    """The ``ray`` table."""
+    parsers: Parsers = {
+        "address": value_of(_address),
+        "ship": value_of(parse_flag),
+        "require_token": value_of(parse_flag),
+    }
+    return RayConfig(**fields.section(fields.table(node, key), parsers, f"{key}."))
+
+
+def store_url(text: str) -> str:
+    """A database URL of a kind that topobench can open."""
+    accepted = "sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE"
+    scheme, separator, _ = text.partition("://")
+    if not separator:
+        raise ValueError(f"{text!r} is not a URL; accepted are {accepted}")
+    if scheme not in ("sqlite", "postgresql", "postgresql+psycopg"):
+        raise ValueError(f"{scheme}:// is not supported; accepted are {accepted}")
+    return text
+
+
+def hosts(fields: Fields, node: Node, key: str) -> tuple[HostExpectation, ...]:
+    """Hosts, each a name or a table; a host or id met twice is a mistake."""
+    found = [(item.where, _host(fields, item, name)) for name, item in fields.items(node, key)]
+    known = [(where, host) for where, host in found if host]
+    fields.unique([(h.id, where, h) for where, h in known if h.id], f"{key} id")
+    return fields.unique([(h.host.lower(), where, h) for where, h in known], key)
+
+
+def probes(fields: Fields, node: Node, key: str) -> tuple[ProbeChoice, ...]:
+    """Probes, each a name or ``{name: {parameter: value or list}}``."""
+    found: list[tuple[str, str, ProbeChoice]] = []
+    for name, item in fields.items(node, key):
+        if isinstance(item, Table):
+            for entry in item.entries:
+                if _known_probe(fields, entry.where, name, entry.key):
+                    params = parameters(fields, entry.value, f"{key}.{entry.key}", entry.key)
+                    found.append((entry.key, entry.where, ProbeChoice(entry.key, params)))
+        elif (text := fields.text(item, name)) and _known_probe(fields, item.where, name, text):
+            found.append((text, item.where, ProbeChoice(text)))
+    return fields.unique(found, key)
+
+
+def parameters(fields: Fields, node: Node, key: str, probe: str) -> dict[str, tuple[Scalar, ...]]:
+    """Values of a probe's parameters, parsed as the probe declares them."""
+    if isinstance(node, Text) and node.is_null:
+        return {}
+    declared = fields_of(registry.load(probe))
+    parsers = {name: _parameter(declaration) for name, declaration in declared.items()}
+    return fields.section(fields.table(node, key), parsers, f"{key}.")
+
+
+def bindings(fields: Fields, node: Node, key: str) -> tuple[BindingChoice, ...]:
+    """Binding arms: built-in names and the user's own tables."""
+    found = []
+    for name, item in fields.items(node, key):
+        choice = _binding(fields, item, name)
+        if choice is not None:
+            found.append((choice.name, item.where, choice))
+    return fields.unique(found, key)
+
+
+def rings(fields: Fields, node: Node, key: str) -> tuple[Ring, ...]:
+    """Ring arms: names and explicit orders of device positions."""
+    found: list[tuple[str, str, Ring]] = []
+    for name, item in fields.items(node, key):
+        ring = _ring(fields, item, name)
+        if ring is not None:
+            found.append((str(ring), item.where, ring))
+    return fields.unique(found, key)
+
+
+def _noun(node: Node) -> str:
+    if isinstance(node, Listing):
+        return "a list"
+    return "keys" if isinstance(node, Table) else f"{node.value!r}"
+
+
+def _address(text: str) -> str:
+    if text != "local" and not re.fullmatch(r"[^/\s]+:[0-9]{1,5}", text):
+        raise ValueError(f"{text!r} is not an address; accepted are local or HOST:PORT")
+    return text
+
+
+def _host(fields: Fields, node: Node, key: str) -> HostExpectation | None:
+    if not isinstance(node, Table):
+        text = fields.text(node, key)
+        return HostExpectation(text) if text else None
+    parsers: Parsers = {
+        "host": value_of(str),
+        "id": value_of(parse_name),
+        "gpus": value_of(parse_count),
+        "sku": value_of(str),
+        "labels": string_map,
+        "env": environment,
+    }
+    values = fields.section(node.entries, parsers, f"{key}.")
+    if not any(entry.key == "host" for entry in node.entries):
+        fields.wrong(node.where, key, "names no host; add host: NAME or ADDRESS")
+    return HostExpectation(**values) if "host" in values else None
+
+
+def _known_probe(fields: Fields, where: str, key: str, name: str) -> bool:
+    if name not in registry.names():
+        fields.wrong(where, key, f"no probe named {name!r}; {expected(name, registry.names())}")
+        return False
+    try:
+        registry.load(name)
+    except UsageError as error:
+        fields.wrong(where, key, str(error))
+        return False
+    return True
+
+
+def _parameter(declaration: dataclasses.Field[Any]) -> Callable[[Fields, Node, str], Any]:
+    def parse(text: str) -> Scalar:
+        return parse_parameter(declaration, text)
+
+    def read(fields: Fields, node: Node, key: str) -> tuple[Scalar, ...] | None:
+        items = tuple(fields.items(node, key))
+        found: list[tuple[str, str, Scalar]] = []
+        for name, item in items:
+            if isinstance(item, Text) and item.value == "none" and declaration.default is None:
+                found.append(("none", item.where, None))
+            elif (value := fields.parsed(item, name, parse)) is not None:
+                found.append((str(value), item.where, value))
+        if not items and isinstance(node, Listing):
+            fields.wrong(node.where, key, "is an empty list; give a value or remove the key")
+        return fields.unique(found, key) or None
+
+    return read
+
+
+def parse_parameter(declaration: dataclasses.Field[Any], text: str) -> Scalar:
+    """
+    A probe's parameter of its declared kind, within its limits.
+
+    Raises:
+        ValueError: Says what is accepted.
+    """
+    kind, choices = declaration.metadata["kind"], declaration.metadata["choices"]
+    value = _parse_kind(kind, choices, text)
+    if isinstance(value, str | bool):
+        return value
+    for limit, bad, word in (
+        (declaration.metadata["minimum"], lambda m: value < m, "at least"),
+        (declaration.metadata["maximum"], lambda m: value > m, "at most"),
+    ):
+        if limit is not None and bad(limit):
+            raise ValueError(f"{text!r} is out of range; expected {word} {limit:g}")
+    return value
+
+
+def _parse_kind(kind: Kind, choices: tuple[str, ...], text: str) -> str | bool | int | float:
+    if kind is Kind.BYTES:
+        return parse_bytes(text)
+    if kind is Kind.COUNT:
+        return parse_count(text)
+    if kind is Kind.SECONDS:
+        return parse_duration(text)
+    if kind is Kind.FLAG:
+        return parse_flag(text)
+    return one_of(choices)(text) if kind is Kind.CHOICE else text
+
+
+def _binding(fields: Fields, node: Node, key: str) -> BindingChoice | None:
+    if not isinstance(node, Table):
+        name = fields.parsed(node, key, one_of(BUILT_IN_BINDINGS))
+        return BindingChoice(name) if name else None
+    parsers: Parsers = {
+        "name": value_of(_arm_name),
+        "cpus": value_of(_cpus),
+        "memory": value_of(_memory),
+    }
+    values = fields.section(node.entries, parsers, f"{key}.")
+    if not any(entry.key == "name" for entry in node.entries):
+        fields.wrong(node.where, key, "has no name; add name: NAME to tell this arm apart")
+    if "name" not in values:
+        return None
+    cpus, cpu_nodes = values.get("cpus", (None, ()))
+    memory, memory_nodes = values.get("memory", (MemoryPolicy.DEFAULT, ()))
+    return BindingChoice(values["name"], cpus, cpu_nodes, memory, memory_nodes)
+
+
+def _arm_name(text: str) -> str:
+    if text in BUILT_IN_BINDINGS:
+        raise ValueError(f"{text} is built in; choose another name for your own arm")
+    return parse_name(text)
+
+
+def _cpus(text: str) -> tuple[str | None, tuple[int, ...]]:
+    if text.startswith("node:"):
+        return None, _nodes(text.removeprefix("node:"))
+    if not _numbers(text):
+        raise ValueError(f"{text!r} is no CPU list; expected CPUs (0-3,8) or nodes (node:0,1)")
+    return text, ()
+
+
+def _memory(text: str) -> tuple[MemoryPolicy, tuple[int, ...]]:
+    policy, _, nodes = text.partition(":")
+    if text == "default":
+        return MemoryPolicy.DEFAULT, ()
+    if policy not in ("bind", "interleave"):
+        raise ValueError(f"{text!r} is no memory policy; expected default, bind:0, interleave:0,1")
+    return MemoryPolicy(policy), _nodes(nodes)
+
+
+def _nodes(text: str) -> tuple[int, ...]:
+    found = _numbers(text)
+    if not found:
+        raise ValueError(f"{text!r} names no NUMA node; expected numbers such as 0,1")
+    return found
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The numbers of a list string; none if it is no such list."""
+    if not _NUMBER_LIST.fullmatch(text):
+        return ()
+    try:
+        return parse_cpu_list(text)
+    except ValueError:
+        return ()
+
+
+def _ring(fields: Fields, node: Node, key: str) -> Ring | None:
+    example = "expected an order of device positions such as [0, 2, 1, 3]"
+    if isinstance(node, Text):
+        return fields.parsed(node, key, one_of(RING_NAMES))
+    if isinstance(node, Table) or not all(isinstance(item, Text) for item in node.items):
+        fields.wrong(node.where, key, f"looks like an adjacency list; {example}")
+        return None
+    order = [fields.parsed(item, name, parse_count) for name, item in fields.items(node, key)]
+    positions = tuple(position for position in order if position is not None)
+    if sorted(positions) != list(range(len(order))) or len(order) < 2:
+        fields.wrong(node.where, key, f"must hold each position from 0 exactly once; {example}")
+        return None
+    return positions
