@@ -1,0 +1,17 @@
+"""Metrics that several probes measure, defined once; docs/metrics.md tells their meaning."""
+
+from __future__ import annotations
+
+from topobench.reading import Better, Metric
+
+BANDWIDTH = Metric(
+    "bandwidth_bytes_per_second", Better.HIGHER, "sustained bandwidth, limited by the hardware"
+)
+PER_CALL_BANDWIDTH = Metric(
+    "per_call_bandwidth_bytes_per_second",
+    Better.HIGHER,
+    "bandwidth of single calls, each waited for, by the host's clock",
+)
+LATENCY = Metric("latency_seconds", Better.LOWER, "time of one operation")
+ALGBW = Metric("algbw_bytes_per_second", Better.HIGHER, "payload bytes by time of a collective")
+BUSBW = Metric("busbw_bytes_per_second", Better.HIGHER, "algbw times the factor of the collective")
