@@ -1,0 +1,1 @@
+"""The checks of ``topobench doctor``, by what they are about."""
