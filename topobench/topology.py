@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -167,7 +168,12 @@ class NvLinks:
 
 @dataclass(frozen=True, slots=True)
 class Mig:
-    """A MIG slice, or the mode of a whole GPU."""
+    """
+    A MIG slice, or the mode of a whole GPU.
+
+    Args:
+        parent: Key of the whole GPU; None for the whole GPU itself.
+    """
 
     mode: str
     parent: str | None = None
@@ -183,7 +189,7 @@ class Gpu:
         cpu_node: NUMA node with CPUs to bind to.
         own_numa_node: NUMA node that *is* this GPU's memory (Grace-type hosts).
         cpus: CPUs near it, as a list string.
-        state: ok, lost, or no_access.
+        state: ok, lost, no_access (NVML does not name it), or unknown (NVML not asked).
     """
 
     index: int | None
@@ -206,6 +212,16 @@ class Gpu:
     def key(self) -> str:
         """What it is called everywhere: its UUID, else its PCI address."""
         return self.uuid or self.pci_address or f"gpu:{self.index}"
+
+    @property
+    def name(self) -> str:
+        """What paths and warnings call it: ``gpu:`` and its index, else its PCI address."""
+        return f"gpu:{self.pci_address if self.index is None else self.index}"
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether it is a MIG slice of another GPU."""
+        return self.mig is not None and self.mig.parent is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +321,7 @@ class Topology:
 
     def to_json(self) -> dict[str, Any]:
         """The document ``topobench.topology/1`` as plain JSON types."""
-        return {"schema": SCHEMA, **_plain(self)}
+        return {"schema": SCHEMA, **plain(self)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Topology:
@@ -317,7 +333,7 @@ class Topology:
         """
         if value.get("schema") != SCHEMA:
             raise ValueError(f"not a {SCHEMA} document: schema is {value.get('schema')!r}")
-        return typing.cast(Topology, _build(cls, value))
+        return typing.cast(Topology, build(cls, dict(value)))
 
 
 def parse_cpu_list(text: str | None) -> tuple[int, ...]:
@@ -359,39 +375,74 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
 _KEYS = {"pci_class": "class"}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Turn a value of this module, or one built alike, into plain JSON types."""
     if isinstance(value, enum.Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
-        return {_KEYS.get(f.name, f.name): _plain(getattr(value, f.name)) for f in fields}
+        return {_KEYS.get(f.name, f.name): plain(getattr(value, f.name)) for f in fields}
     if isinstance(value, Mapping):
-        return dict(value)
+        return {k: plain(v) for k, v in value.items()}
     if isinstance(value, tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return value
 
 
-def _build(kind: Any, value: Any) -> Any:
-    """Build a value of the annotated type ``kind`` from plain JSON."""
+def build(kind: Any, value: Any) -> Any:
+    """
+    A value of the annotated type ``kind`` from plain JSON; unknown keys are ignored.
+
+    Raises:
+        ValueError: A required key is missing, or a value has another type.
+    """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if value is None:
             return None
         chosen = [a for a in args if a is not type(None)]
-        return _build(chosen[0], value) if len(chosen) == 1 else value
+        return build(chosen[0], value)
     if origin is tuple:
-        return tuple(_build(args[0], v) for v in value)
+        return tuple(build(args[0], v) for v in _checked(value, list, kind))
+    if origin is Mapping:
+        return {k: build(args[1], v) for k, v in _checked(value, dict, kind).items()}
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
-        given = {}
-        for f in dataclasses.fields(kind):
-            key = _KEYS.get(f.name, f.name)
-            if key in value:
-                given[f.name] = _build(hints[f.name], value[key])
-            elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-                raise ValueError(f"{kind.__name__}: key {key!r} is missing")
-        return kind(**given)
+        return _build_dataclass(kind, _checked(value, dict, kind))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind(value)
-    return value
+    if kind is float:
+        return float(_checked(value, (int, float), kind))
+    return _checked(value, kind, kind)
+
+
+def _build_dataclass(kind: type, value: dict[str, Any]) -> Any:
+    given = {}
+    for name, key, hint, required in _fields(kind):
+        if key in value:
+            given[name] = build(hint, value[key])
+        elif required:
+            raise ValueError(f"{kind.__name__}: key {key!r} is missing")
+    return kind(**given)
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[tuple[str, str, Any, bool], ...]:
+    """Name, JSON key, type and whether it is required, of each field."""
+    hints = typing.get_type_hints(kind)
+    missing = dataclasses.MISSING
+    return tuple(
+        (
+            f.name,
+            _KEYS.get(f.name, f.name),
+            hints[f.name],
+            f.default is f.default_factory is missing,
+        )
+        for f in dataclasses.fields(kind)
+    )
+
+
+def _checked(value: Any, wanted: Any, kind: Any) -> Any:
+    """The value if it is of that type; a bool is no number."""
+    if isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool):
+        return value
+    raise ValueError(f"{value!r:.60} is not of type {kind}")

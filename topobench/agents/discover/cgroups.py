@@ -1,0 +1,127 @@
+"""CPU and memory limits of a control group: cgroup v1, v2 and the old cpuset mount."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from topobench.agents.discover.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """
+    What the control group of a process grants; None where nothing limits it.
+
+    Args:
+        quota_cpus: CPU time per wall time ("cpu.max"), as a number of CPUs.
+        throttled_seconds: Time the group was held back since it was made.
+    """
+
+    cpus: tuple[int, ...] | None = None
+    nodes: tuple[int, ...] | None = None
+    quota_cpus: float | None = None
+    throttled_count: int | None = None
+    throttled_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A mounted hierarchy and our place in it; ``version`` 0 is the old cpuset mount."""
+
+    version: int
+    controllers: frozenset[str]
+    mount: str
+    path: str
+
+    def folders(self) -> Iterator[str]:
+        """Our group's folder, then its parents'."""
+        parts = [p for p in self.path.split("/") if p and p != ".."]
+        for depth in range(len(parts), -1, -1):
+            yield "/".join([self.mount, *parts[:depth]])
+
+
+def read_limits(tree: Tree) -> Limits:
+    """Limits of the process that reads ("self" of the tree's procfs)."""
+    groups = _groups(tree)
+    count, seconds = _throttling(tree, groups)
+    return Limits(
+        cpus=_cpuset(tree, groups, "cpus"),
+        nodes=_cpuset(tree, groups, "mems"),
+        quota_cpus=_quota(tree, groups),
+        throttled_count=count,
+        throttled_seconds=seconds,
+    )
+
+
+def _groups(tree: Tree) -> tuple[_Group, ...]:
+    places = _places(tree)
+    old_path = tree.text("proc/self/cpuset")
+    found = []
+    for line in (tree.text("proc/self/mounts") or tree.text("proc/mounts") or "").splitlines():
+        fields = line.split()
+        if len(fields) < 4:
+            continue
+        mount, kind, options = fields[1].lstrip("/"), fields[2], frozenset(fields[3].split(","))
+        if kind == "cgroup2":
+            found.append(_Group(2, frozenset(), mount, places.get("", old_path or "/")))
+        elif kind == "cpuset" or (kind == "cgroup" and "noprefix" in options):
+            path = places.get("cpuset", old_path or "/")
+            found.append(_Group(0, frozenset({"cpuset"}), mount, path))
+        elif kind == "cgroup":
+            path = next((places[c] for c in sorted(options) if c in places), old_path or "/")
+            found.append(_Group(1, options, mount, path))
+    return tuple(found)
+
+
+def _places(tree: Tree) -> dict[str, str]:
+    """Controller ("" for v2) -> path of our group."""
+    places = {}
+    for line in (tree.text("proc/self/cgroup") or "").splitlines():
+        fields = line.split(":", 2)
+        if len(fields) == 3:
+            for controller in fields[1].split(","):
+                places[controller] = fields[2]
+    return places
+
+
+def _cpuset(tree: Tree, groups: tuple[_Group, ...], what: str) -> tuple[int, ...] | None:
+    names = {2: f"cpuset.{what}.effective", 1: f"cpuset.{what}", 0: what}
+    for group in groups:
+        if group.version == 1 and "cpuset" not in group.controllers:
+            continue
+        for folder in group.folders():
+            if found := tree.cpus(f"{folder}/{names[group.version]}"):
+                return found
+    return None
+
+
+def _quota(tree: Tree, groups: tuple[_Group, ...]) -> float | None:
+    found = []
+    for group in groups:
+        for folder in group.folders():
+            if group.version == 2:
+                quota, _, period = (tree.text(f"{folder}/cpu.max") or "").partition(" ")
+            elif "cpu" in group.controllers:
+                quota = tree.text(f"{folder}/cpu.cfs_quota_us") or ""
+                period = tree.text(f"{folder}/cpu.cfs_period_us") or ""
+            else:
+                continue
+            if quota.isdigit() and period.isdigit() and int(quota) and int(period):
+                found.append(int(quota) / int(period))
+    return min(found, default=None)
+
+
+def _throttling(tree: Tree, groups: tuple[_Group, ...]) -> tuple[int | None, float | None]:
+    for group in groups:
+        if group.version == 1 and "cpu" not in group.controllers:
+            continue
+        text = tree.text(f"{next(group.folders())}/cpu.stat") or ""
+        values = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
+        count, micro, nano = (
+            values.get(k) for k in ("nr_throttled", "throttled_usec", "throttled_time")
+        )
+        if count is not None:
+            seconds = int(micro) / 1e6 if micro else int(nano) / 1e9 if nano else None
+            return int(count), seconds
+    return None, None
