@@ -27,14 +27,17 @@ def names() -> tuple[str, ...]:
 
 
 @functools.cache
-def load(name: str) -> type[Probe]:
+def load(name: str, target: str | None = None) -> type[Probe]:
     """
     The class of a probe.
+
+    Args:
+        target: ``module:Class`` of a probe that no table names.
 
     Raises:
         UsageError: No probe has that name, or a foreign one cannot be imported.
     """
-    target = PROBES.get(name) or _foreign().get(name)
+    target = target or PROBES.get(name) or _foreign().get(name)
     if target is None:
         raise UsageError(f"no probe named {name!r}; there are {', '.join(names())}")
     module, _, attribute = target.partition(":")

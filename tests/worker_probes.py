@@ -1,0 +1,286 @@
+"""
+Probes with every kind of bad manners; real workers run them in the launcher's tests.
+
+Loaded inside workers by ``worker_probes:Class``: tests put this folder on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from topobench.errors import ProbeUnavailable, ResultInvalid
+from topobench.probes.protocol import Arms, WorkerContext, parameter
+from topobench.reading import Better, Metric, Reading, ReasonCode, Summary
+
+SPEED = Metric("bandwidth_bytes_per_second", Better.HIGHER, "for tests")
+TIME = Metric("duration_seconds", Better.LOWER, "for tests")
+
+
+def reading(value: float, metric: Metric = SPEED) -> Reading:
+    summary = Summary(n=1, median=value, minimum=value, maximum=value, mad=0.0)
+    return Reading(metric.name, summary, (value,))
+
+
+class Base:
+    """What the probes below share."""
+
+    version: ClassVar[int] = 1
+    summary: ClassVar[str] = "for tests"
+    needs: ClassVar[frozenset[str]] = frozenset()
+    metrics: ClassVar[tuple[Metric, ...]] = (SPEED, TIME)
+    arms: ClassVar[Arms] = Arms.BINDINGS
+
+    def estimated_seconds(self) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Steady(Base):
+    """Well-behaved: tells where it ran."""
+
+    name: ClassVar[str] = "steady"
+    value: float = parameter(1.0, help="the result")
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        context.note("affinity", sorted(os.sched_getaffinity(0)))
+        context.note("threads", os.environ["OMP_NUM_THREADS"])
+        context.note("pid", os.getpid())
+        context.note("environment", dict(os.environ))
+        context.note("deadline", context.deadline_seconds)
+        print("steady says hello")
+        yield reading(self.value)
+
+
+@dataclass(frozen=True)
+class Crasher(Base):
+    """Dies in the way asked for, after one reading."""
+
+    name: ClassVar[str] = "crasher"
+    how: str = parameter("exit", help="the way to go")
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        yield reading(5.0)
+        if self.how.startswith("exit"):
+            print("last words", file=sys.stderr)
+            os._exit(int(self.how.removeprefix("exit") or 0))
+        if self.how.startswith("SIG"):
+            os.kill(os.getpid(), getattr(signal, self.how))
+        if self.how == "null":
+            ctypes.string_at(0)
+        if self.how == "sys.exit":
+            raise SystemExit(0)
+        time.sleep(60)
+
+
+@dataclass(frozen=True)
+class Raiser(Base):
+    """Raises what is asked for."""
+
+    name: ClassVar[str] = "raiser"
+    what: str = parameter("internal", help="which exception")
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        if self.what == "unavailable":
+            raise ProbeUnavailable(ReasonCode.NO_PACKAGE, "there is no numba here")
+        if self.what == "wrong_data":
+            yield reading(7.0)
+            raise ResultInvalid(ReasonCode.WRONG_DATA, "byte 3 is wrong")
+        if self.what == "memory":
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+            bytearray(4 << 30)
+        if self.what == "cuda":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+        if self.what == "undeclared":
+            yield reading(1.0, Metric("power_watts", Better.LOWER, "not declared"))
+        if self.what == "nothing":
+            return
+        raise ZeroDivisionError("password=hunter2 at https://me:hunter3@example.org")
+
+
+@dataclass(frozen=True)
+class Values(Base):
+    """Gives values that no clock can give."""
+
+    name: ClassVar[str] = "values"
+    value: str = parameter("nan", help="text of a float")
+    metric: str = parameter("speed", help="speed or time")
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        yield reading(float(self.value), TIME if self.metric == "time" else SPEED)
+
+
+@dataclass(frozen=True)
+class Sleeper(Base):
+    """Sleeps; may hold the interpreter's lock or start a stubborn family meanwhile."""
+
+    name: ClassVar[str] = "sleeper"
+    seconds: float = parameter(60.0, help="how long")
+    how: str = parameter("plain", help="plain, locked, family, flood, stopped")
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        yield reading(3.0)
+        if self.how == "family":
+            start_family()
+        if self.how == "locked":
+            ctypes.PyDLL(None).sleep(int(self.seconds))  # PyDLL keeps the lock
+        if self.how == "flood":
+            while True:
+                os.write(1, b"x" * 65536)
+        time.sleep(self.seconds)
+
+
+def start_family() -> None:
+    """A child and a grandchild that ignore TERM; the grandchild has left the session."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    grandchild = stubborn + "time.sleep(60)"
+    child = stubborn + (
+        "import subprocess, sys; "
+        f"subprocess.Popen([sys.executable, '-c', {grandchild!r}], start_new_session=True); "
+        "time.sleep(60)"
+    )
+    subprocess.Popen([sys.executable, "-c", child])
+
+
+@dataclass(frozen=True)
+class Scribbler(Base):
+    """Misuses the result pipe."""
+
+    name: ClassVar[str] = "scribbler"
+    how: str = parameter("garbage", help="garbage, close, other_type, half_line, ...")
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        yield reading(2.0)
+        pipe = int(sys.argv[1])
+        if self.how == "close":
+            os.close(pipe)
+        elif self.how == "endless":
+            while True:
+                os.write(pipe, b"x" * 65536)
+        else:
+            os.write(pipe, {
+                "garbage": b"\xff\x00 no JSON\n",
+                "array": b"[1, 2]\n",
+                "other_type": b'{"type": "surprise"}\n',
+                "bad_reading": b'{"type": "reading", "cell": "x", "reading": {}}\n',
+                "bad_end": b'{"type": "end", "cell": "x", "status": "splendid"}\n',
+            }[self.how])  # fmt: skip
+        time.sleep(60)
+
+
+@dataclass(frozen=True)
+class Stray(Base):
+    """Lets a thread of its own leave the binding, or changes the memory policy."""
+
+    name: ClassVar[str] = "stray"
+    how: str = parameter("thread", help="thread or policy")
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        from topobench.probes import binding
+        from topobench.reading import MemoryPolicy
+
+        if self.how == "policy":
+            binding.set_policy(MemoryPolicy.INTERLEAVE, (0,))
+        if self.how == "thread":
+            moved = threading.Event()
+
+            def wander() -> None:
+                os.sched_setaffinity(0, {1})
+                moved.set()
+                time.sleep(60)
+
+            threading.Thread(target=wander, daemon=True).start()
+            moved.wait()
+        yield reading(4.0)
+
+
+@dataclass(frozen=True)
+class Buffer(Base):
+    """Shows its buffer to the worker."""
+
+    name: ClassVar[str] = "buffer"
+    size: int = parameter(1 << 20, help="bytes")
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        memory = mmap.mmap(-1, self.size)
+        for offset in range(0, self.size, mmap.PAGESIZE):
+            memory[offset] = 1
+        view = (ctypes.c_char * self.size).from_buffer(memory)
+        context.buffer_ready(ctypes.addressof(view), self.size)
+        yield reading(6.0)
+
+
+@dataclass(frozen=True)
+class ClockStep(Base):
+    """Runs while the wall clock is set back by an hour."""
+
+    name: ClassVar[str] = "clock_step"
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        real = time.time
+        time.time = lambda: real() - 3600.0
+        yield reading(8.0)
+
+
+@dataclass(frozen=True)
+class Meeting(Base):
+    """
+    Ranks meet at a socket of rank 0 and pass numbers round.
+
+    A rank that is to die does so after ``die_at`` rounds.
+    """
+
+    name: ClassVar[str] = "meeting"
+    arms: ClassVar[Arms] = Arms.GANG
+    die: int = parameter(-1, help="rank that dies")
+    die_at: int = parameter(5, help="after so many rounds")
+    how: str = parameter("SIGKILL", help="SIGKILL, raise, hang or skip")
+    backend: str = parameter("gloo", help="for the record")
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        import torch
+        import torch.distributed as dist
+
+        if self.how == "skip":
+            raise ProbeUnavailable(ReasonCode.UNSUPPORTED, "no collectives here")
+        if context.rank == 0:
+            store = dist.TCPStore(
+                "127.0.0.1", 0, context.ranks, is_master=True, wait_for_workers=False
+            )
+            context.publish(f"127.0.0.1:{store.port}")
+        else:
+            host, port = context.wait().split(":")
+            store = dist.TCPStore(host, int(port), context.ranks, is_master=False)
+        dist.init_process_group("gloo", store=store, rank=context.rank, world_size=context.ranks)
+        context.note("affinity", sorted(os.sched_getaffinity(0)))
+        try:
+            for number in range(20):
+                if context.rank == self.die and number == self.die_at:
+                    self._die()
+                tensor = torch.full((1 << 18,), float(context.rank + 1))
+                started = time.perf_counter()
+                dist.all_reduce(tensor)
+                took = time.perf_counter() - started
+                assert tensor[0].item() == sum(range(1, context.ranks + 1))
+                yield reading(took, TIME)
+        finally:
+            dist.destroy_process_group()
+
+    def _die(self) -> None:
+        if self.how == "raise":
+            raise ValueError("this rank has had enough")
+        if self.how == "hang":
+            time.sleep(60)
+        os.kill(os.getpid(), getattr(signal, self.how))
+

@@ -1,0 +1,209 @@
+"""
+The environment of a worker: what is passed, what is not, what is stored.
+
+A worker gets a short allow-list of the agent's environment, the site's ``env:`` block,
+the arm's settings and a few fixed variables, in this order. Settings of a host that
+change speed but are not passed are named, so that nobody is surprised by a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from topobench import processes
+from topobench.reading import Cell, Reason, ReasonCode
+
+_PRIVATE = frozenset({"HOME", "USER", "LANG", "TMPDIR", "TZ"})
+"""Passed, but explains no number."""
+_PRIVATE_PREFIXES = ("LC_", "TOPOBENCH_")
+_PASSED = _PRIVATE | {
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+    "CUDA_HOME",
+    "SLURM_JOB_ID",
+}
+_PASSED_PREFIXES = ("LC_", "NVIDIA_")
+_PERFORMANCE_PREFIXES = (
+    "NCCL_",
+    "FI_",
+    "UCX_",
+    "CUDA_",
+    "TORCH_",
+    "PYTORCH_",
+    "OMP_",
+    "KMP_",
+    "GOMP_",
+    "MKL_",
+    "GLOO_",
+    "NVSHMEM_",
+    "LD_PRELOAD",
+)
+
+_HARMLESS = {  # values with which these three do *not* forbid NVLink multicast
+    "NCCL_NVLS_ENABLE": ("", "1", "2"),
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": ("", "0"),
+    "NVSHMEM_DISABLE_NVLS": ("", "0"),
+}
+
+_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+_SECRET_SETTING = re.compile(
+    r"(?i)\b(\w*(?:token|api_?key|secret|password|passwd|credential)\w*\s*[=:]\s*)(\"[^\"]*\"|\S+)"
+)
+_URL_PASSWORD = re.compile(r"(\b[a-zA-Z][\w+.-]*://[^\s/:@]*:)[^\s/@]+(?=@)")
+_MASK = "***"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """
+    Variables for the workers of one batch.
+
+    Args:
+        variables: As passed; may hold secrets, never stored.
+        stored: What explains a number, secrets masked.
+        warnings: Host settings that were not passed, files that change NCCL.
+    """
+
+    variables: Mapping[str, str]
+    stored: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+    secrets: frozenset[str] = field(default=frozenset(), repr=False)
+
+    def mask(self, text: str) -> str:
+        """Text without the secrets this environment holds, or what looks like one."""
+        for secret in self.secrets:
+            text = text.replace(secret, _MASK)
+        return mask_text(text)
+
+
+def build(
+    cell: Cell,
+    host: Mapping[str, str],
+    *,
+    sweep: str,
+    site: Mapping[str, str],
+    package_root: Path,
+    interface: str | None = None,
+) -> Environment:
+    """
+    The environment for the workers of a cell.
+
+    Args:
+        host: The agent's own environment.
+        site: The ``env:`` block of the config, cluster and host merged.
+        package_root: Folder that holds the package topobench.
+        interface: Network interface that gangs meet on.
+    """
+    fixed = _fixed(cell, sweep, interface)
+    safety = _safety(host)
+    passed = {k: v for k, v in host.items() if k in _PASSED or k.startswith(_PASSED_PREFIXES)}
+    asked = {**site, **cell.arm.env}
+    variables = {**passed, **asked, **safety, **fixed}
+    variables["PYTHONPATH"] = ":".join(
+        p for p in (str(package_root), variables.get("PYTHONPATH", "")) if p
+    )
+    if token := host.get(processes.DRIVER):
+        variables[processes.DRIVER] = token
+    warnings = [*_ignored(asked, {**safety, **fixed}), *_not_passed(host, variables)]
+    return Environment(
+        variables=variables,
+        stored=_stored(variables),
+        warnings=(*warnings, *nccl_files(host)),
+        secrets=frozenset(
+            v for k, v in {**host, **variables}.items() if _SECRET_NAME.search(k) and len(v) >= 8
+        ),
+    )
+
+
+def conflict(cell: Cell, host: Mapping[str, str]) -> Reason | None:
+    """Why an arm cannot be had here: the host forbids multicast, the arm asks for it."""
+    for key, value in _safety(host).items():
+        if key in cell.arm.env and cell.arm.env[key] != value:
+            return Reason(
+                ReasonCode.UNSUPPORTED,
+                f"the host sets {key}={value}, which stays; the arm asks for "
+                f"{key}={cell.arm.env[key]}",
+            )
+    return None
+
+
+def nccl_files(host: Mapping[str, str], root: Path = Path("/")) -> list[str]:
+    """Warnings that name the settings of NCCL's own files, which no variable shows."""
+    files = [root / "etc/nccl.conf"]
+    if host.get("HOME"):
+        files.append(Path(host["HOME"]) / ".nccl.conf")
+    if host.get("NCCL_CONF_FILE"):
+        files.append(Path(host["NCCL_CONF_FILE"]))
+    warnings = []
+    for path in files:
+        try:
+            lines = path.read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        keys = sorted({k for line in lines if (k := line.split("#")[0].split("=")[0].strip())})
+        warnings.append(f"nccl_conf: {path} sets {', '.join(keys) or 'nothing'}")
+    return warnings
+
+
+def mask_text(text: str) -> str:
+    """Text without passwords in URLs and without values of settings named like secrets."""
+    return _SECRET_SETTING.sub(rf"\1{_MASK}", _URL_PASSWORD.sub(rf"\1{_MASK}", text))
+
+
+def mask_value(key: str, value: str) -> str:
+    """A variable's value, as it may be stored or shown."""
+    return _MASK if _SECRET_NAME.search(key) else _URL_PASSWORD.sub(rf"\1{_MASK}", value)
+
+
+def _fixed(cell: Cell, sweep: str, interface: str | None) -> dict[str, str]:
+    fixed = {
+        processes.SWEEP: sweep,
+        "OMP_NUM_THREADS": str(cell.arm.binding.threads),
+        "CUDA_VISIBLE_DEVICES": ",".join(cell.devices),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "PYTHONUNBUFFERED": "1",
+        "NCCL_RAS_ENABLE": "0",
+    }
+    return fixed | ({"GLOO_SOCKET_IFNAME": interface} if interface else {})
+
+
+def _safety(host: Mapping[str, str]) -> dict[str, str]:
+    """Switches by which an administrator forbids multicast; nothing overrides them."""
+    return {k: host[k] for k, harmless in _HARMLESS.items() if host.get(k, "") not in harmless}
+
+
+def _ignored(asked: Mapping[str, str], stronger: Mapping[str, str]) -> list[str]:
+    return [
+        f"env_ignored: {key}={mask_value(key, asked[key])} of the config; workers always get "
+        f"{key}={stronger[key]}"
+        for key in sorted(asked.keys() & stronger.keys())
+        if asked[key] != stronger[key]
+    ]
+
+
+def _not_passed(host: Mapping[str, str], variables: Mapping[str, str]) -> Iterable[str]:
+    """Performance settings of the host that workers do not get."""
+    left = sorted(
+        k
+        for k, value in host.items()
+        if k.startswith(_PERFORMANCE_PREFIXES) and k not in variables and value
+    )
+    if left:
+        line = ", ".join(f"{k}: {mask_value(k, host[k])!r}" for k in left)
+        yield (
+            f"env_not_passed: set on the host but not passed to workers: {', '.join(left)}; "
+            f"to pass them write  env: {{{line}}}"
+        )
+
+
+def _stored(variables: Mapping[str, str]) -> dict[str, str]:
+    return {
+        k: mask_value(k, v)
+        for k, v in sorted(variables.items())
+        if k not in _PRIVATE and not k.startswith(_PRIVATE_PREFIXES)
+    }

@@ -1,0 +1,326 @@
+"""
+The workers that run a cell together: one alone, or one per rank.
+
+They go through the cells in step. The launcher relays the address that rank 0 publishes;
+when one rank is lost the others are ended soon after, because a collective without it
+would only wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import selectors
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from topobench.agents.worker_process import WorkerProcess, end_all
+from topobench.reading import MEASURED, Member, Reading, Reason, ReasonCode, Status
+
+_TICK_SECONDS = 0.1
+_LOST_SECONDS = 1.0  # a dead rank's peers may say what they saw
+_ENDED_SECONDS = 5.0  # ranks that fail alike do so about together
+_LEAVE_SECONDS = 5.0
+_WORST_FIRST = (Status.FAILED, Status.INVALID, Status.SKIPPED, Status.PARTIAL, Status.OK)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """
+    What one rank is started with.
+
+    Args:
+        command: Program and arguments, numactl and all.
+        spec: First line on the worker's stdin.
+        member: What is known of it before it starts.
+        wrapped: numactl stands before the interpreter.
+    """
+
+    command: tuple[str, ...]
+    log: Path
+    spec: Mapping[str, Any]
+    member: Member
+    wrapped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """
+    What became of a cell; a run without the launcher's own facts.
+
+    Args:
+        for_all: The other cells of the batch cannot fare better.
+    """
+
+    status: Status
+    reason: Reason | None = None
+    started_at: str | None = None
+    seconds: float = 0.0
+    readings: tuple[Reading, ...] = ()
+    members: tuple[Member, ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    log_tail: str = ""
+    for_all: bool = False
+
+
+CANCELLED = Outcome(Status.ABORTED, Reason(ReasonCode.CANCELLED, "the sweep was stopped"))
+
+
+class Gang:
+    """
+    Starts one worker per seat; end it with :meth:`finish` or :meth:`end`.
+
+    Args:
+        seats: By rank, from 0.
+
+    Attributes:
+        usable: Whether these workers may run another cell.
+    """
+
+    def __init__(self, seats: Sequence[Seat], environment: Mapping[str, str]) -> None:
+        self._seats = seats
+        self._workers: list[WorkerProcess] = []
+        self._selector = selectors.DefaultSelector()
+        self._got: dict[int, Mapping[str, Any]] = {}
+        self._ends: dict[int, Mapping[str, Any]] = {}
+        self._readings: list[Reading] = []
+        self._refusal: Outcome | None = None
+        self.usable = False
+        try:
+            for rank, seat in enumerate(seats):
+                self._start(rank, seat, environment)
+        except OSError as error:
+            self._refusal = _no_start(seats[0], error)
+
+    def ready(self, seconds: float, stop: threading.Event) -> Outcome | None:
+        """Wait until every rank has its binding; the outcome of a cell if one has not."""
+        began = time.monotonic()
+        if self._refusal is None:
+            self._follow(lambda: len(self._got) == len(self._seats), seconds, stop)
+        self.usable = len(self._got) == len(self._seats)
+        if self.usable or self._refusal:
+            return self._refusal
+        if stop.is_set():
+            return CANCELLED
+        worker = next(w for w in self._workers if w.rank not in self._got)
+        reason = worker.fault or Reason(
+            ReasonCode.DEADLINE, f"the worker said nothing for {seconds:.0f} s after its start"
+        )
+        if worker.died and self._seats[worker.rank].wrapped:
+            reason = _numactl_failed(reason, worker.log_tail())
+        return Outcome(
+            Status.FAILED if worker.fault else Status.TIMEOUT,
+            reason,
+            seconds=time.monotonic() - began,
+            members=self._members(),
+            log_tail=self._log_tail(worker.rank),
+            for_all=reason.code not in (ReasonCode.SIGNAL, ReasonCode.OOM, ReasonCode.CRASHED),
+        )
+
+    def measure(self, go: Mapping[str, Any], seconds: float, stop: threading.Event) -> Outcome:
+        """Have every rank run one cell; always gives its outcome, in time."""
+        self._ends.clear()
+        self._readings.clear()
+        started_at, began = utc_now(), time.monotonic()
+        for worker in self._workers:
+            worker.begin()
+            worker.send("go", **go, deadline_seconds=seconds)
+        self._follow(lambda: len(self._ends) == len(self._workers), seconds, stop)
+        outcome, rank = self._judge(seconds, stop)
+        self.usable = self._in_step()
+        end = self._ends.get(0, {})
+        return replace(
+            outcome,
+            started_at=started_at,
+            seconds=end.get("seconds", time.monotonic() - began),
+            readings=tuple(self._readings),
+            members=self._members(),
+            environment=end.get("environment", {}),
+            conditions=self._conditions(),
+            warnings=self._warnings(),
+            log_tail=self._log_tail(rank),
+        )
+
+    def finish(self) -> None:
+        """Let workers that are sound leave by themselves, then end what is left."""
+        if self.usable:
+            for worker in self._workers:
+                worker.send("bye")
+            patience = time.monotonic() + _LEAVE_SECONDS
+            for worker in self._workers:
+                worker.wait(max(0.0, patience - time.monotonic()))
+        self.end()
+
+    def end(self) -> None:
+        """End what is left of the workers and of all they started."""
+        workers, self._workers, self.usable = self._workers, [], False
+        if workers:
+            end_all(workers)
+        self._selector.close()
+
+    def _in_step(self) -> bool:
+        """Whether every rank ended the cell alike and can go on."""
+        ends = self._ends.values()
+        return (
+            len(ends) == len(self._workers)
+            and not any(w.fault for w in self._workers)
+            and not any(e["leaving"] for e in ends)
+            and len({e["status"] for e in ends}) == 1
+        )
+
+    def _start(self, rank: int, seat: Seat, environment: Mapping[str, str]) -> None:
+        worker = WorkerProcess(seat.command, environment=environment, log=seat.log, rank=rank)
+        self._workers.append(worker)
+        worker.watch(self._selector)
+        worker.send("spec", **seat.spec)
+
+    def _follow(self, done: Callable[[], bool], seconds: float, stop: threading.Event) -> None:
+        """Listen until done, stopped, late, or until a loss has been understood."""
+        until = time.monotonic() + seconds
+        while not done() and not stop.is_set() and (now := time.monotonic()) < until:
+            for key, _ in self._selector.select(min(_TICK_SECONDS, until - now)):
+                key.data.read()
+            for worker in self._workers:
+                worker.look()
+                self._take(worker)
+            if self._refusal is not None:
+                return
+            until = min(until, time.monotonic() + self._patience())
+
+    def _patience(self) -> float:
+        """How long to wait for the other ranks once one is lost or has failed."""
+        if any(w.fault and w.rank not in self._ends for w in self._workers):
+            return 0.0 if len(self._workers) == 1 else _LOST_SECONDS
+        if any(e["status"] not in MEASURED for e in self._ends.values()):
+            return _ENDED_SECONDS
+        return math.inf
+
+    def _take(self, worker: WorkerProcess) -> None:
+        while worker.messages:
+            message = worker.messages.popleft()
+            try:
+                self._handle(worker, message)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                text = f"its message {message['type']!r} cannot be read ({error!r})"
+                worker.reject(ReasonCode.PARSE, text)
+
+    def _handle(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
+        kind = message["type"]
+        if kind == "got":
+            self._got[worker.rank] = message
+        elif kind == "refused":
+            self._refusal = Outcome(
+                Status.SKIPPED, Reason.from_text(message["reason"]), for_all=True
+            )
+        elif kind == "publish":
+            self._relay(message["cell"], message["address"])
+        elif kind == "reading":
+            self._readings.append(Reading.from_json(message["reading"]))
+        elif kind == "end":
+            Status(message["status"])
+            Member(rank=worker.rank, host="", **message["member"])
+            self._ends[worker.rank] = message
+        elif kind != "bye":
+            raise ValueError("unknown type")
+
+    def _relay(self, cell: str, address: str) -> None:
+        for worker in self._workers[1:]:
+            worker.send("address", cell=cell, address=address)
+
+    def _judge(self, seconds: float, stop: threading.Event) -> tuple[Outcome, int]:
+        """The outcome, and the rank whose log explains it."""
+        silent = [w for w in self._workers if w.rank not in self._ends]
+        if silent and stop.is_set():
+            return CANCELLED, silent[0].rank
+        lost = sorted((w for w in silent if w.fault), key=lambda w: not w.died)
+        if lost:
+            return Outcome(Status.FAILED, self._loss(lost[0])), lost[0].rank
+        for status in _WORST_FIRST:
+            for rank, end in sorted(self._ends.items()):
+                if end["status"] == status and not (silent and status in MEASURED):
+                    return Outcome(status, self._reason(rank, end)), rank
+        ranks = ", ".join(str(w.rank) for w in silent)
+        who = f"rank {ranks}" if len(self._workers) > 1 else "the worker"
+        text = f"{who} gave no result within {seconds:.0f} s and was ended"
+        return Outcome(Status.TIMEOUT, Reason(ReasonCode.DEADLINE, text)), silent[0].rank
+
+    def _loss(self, worker: WorkerProcess) -> Reason:
+        assert worker.fault is not None
+        if len(self._workers) == 1:
+            return worker.fault
+        text = f"rank {worker.rank} of {len(self._workers)} was lost: {worker.fault}"
+        return Reason(ReasonCode.RANK_LOST, text)
+
+    def _reason(self, rank: int, end: Mapping[str, Any]) -> Reason | None:
+        if end["reason"] is None:
+            return None
+        reason = Reason.from_text(end["reason"])
+        return replace(reason, text=f"rank {rank}: {reason.text}") if rank else reason
+
+    def _members(self) -> tuple[Member, ...]:
+        """Every rank as the kernel placed it; as it was started, where nothing is known."""
+        found = []
+        for worker in self._workers:
+            member = replace(self._seats[worker.rank].member, pid=worker.pid)
+            if got := self._got.get(worker.rank):
+                member = replace(member, cpus=got["cpus"], memory_policy=got["memory_policy"])
+            if end := self._ends.get(worker.rank):
+                member = replace(member, **end["member"])
+            found.append(member)
+        return tuple(found)
+
+    def _conditions(self) -> dict[str, Any]:
+        found = dict(self._ends.get(0, {}).get("conditions", {}))
+        others = {
+            str(rank): end["conditions"]
+            for rank, end in sorted(self._ends.items())
+            if rank and end["conditions"]
+        }
+        if not self._seats[0].wrapped and 0 in self._got:
+            found["inherited"] = self._got[0]["inherited"]
+        return found | ({"ranks": others} if others else {})
+
+    def _warnings(self) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+        for source in (self._got, self._ends):
+            for rank, message in sorted(source.items()):
+                for text in message["warnings"]:
+                    found[f"rank {rank}: {text}" if rank else text] = None
+        return tuple(found)
+
+    def _log_tail(self, rank: int) -> str:
+        with contextlib.suppress(OSError):
+            return self._workers[rank].log_tail()
+        return ""
+
+
+def utc_now() -> str:
+    """UTC now, as runs store it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _no_start(seat: Seat, error: OSError) -> Outcome:
+    code = ReasonCode.NO_NUMACTL if seat.wrapped else ReasonCode.CRASHED
+    text = f"{seat.command[0]} cannot be started: {error.strerror or error}"
+    return Outcome(Status.FAILED, Reason(code, text), for_all=True)
+
+
+def _numactl_failed(reason: Reason, log: str) -> Reason:
+    """What numactl's own words mean, since it is still numactl that ended."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    said = next((line for line in lines if "usage:" not in line), reason.text)
+    code = ReasonCode.NO_NUMACTL
+    if "not permitted" in log or "ot supported" in log:
+        code = ReasonCode.MEM_POLICY_DENIED
+    elif "cpu argument" in log:
+        code = ReasonCode.CPU_NOT_ALLOWED
+    elif "node argument" in log:
+        code = ReasonCode.MEM_NOT_ALLOWED
+    return Reason(code, f"numactl could not bind the worker: {said.strip()}")

@@ -1,0 +1,270 @@
+"""
+The launcher: runs cells in fresh pinned workers and always comes back with a run.
+
+Whatever a worker does (dies, hangs, floods its log, writes nonsense), each cell gets one
+stored run with a reason, and nothing of the worker is left. ``probes.worker`` is the other
+end and describes the messages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import topobench
+from topobench.agents import environment
+from topobench.agents.environment import Environment
+from topobench.agents.gang import CANCELLED, Gang, Outcome, Seat, utc_now
+from topobench.errors import AgentError
+from topobench.host import Host
+from topobench.reading import (
+    Binding,
+    Cell,
+    Member,
+    MemoryPolicy,
+    Run,
+    Status,
+    to_json,
+)
+from topobench.topology import format_cpu_list, parse_cpu_list
+
+_WORKER = "topobench.probes.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """
+    How long a cell may take, all in seconds.
+
+    Args:
+        least: Every cell may take that long ...
+        factor: ... or so many times its estimate.
+        start: On top, for imports and first use of devices.
+        start_gpu: The same with GPUs.
+    """
+
+    least: float = 30.0
+    factor: float = 10.0
+    start: float = 60.0
+    start_gpu: float = 120.0
+
+    def start_up(self, cell: Cell) -> float:
+        """Allowance for a worker's start."""
+        return self.start_gpu if cell.devices else self.start
+
+    def of(self, cell: Cell) -> float:
+        """Deadline of a cell, from the moment its worker is told to begin."""
+        return max(self.least, self.factor * cell.estimated_seconds) + self.start_up(cell)
+
+
+class Launcher:
+    """
+    Runs cells on this host.
+
+    Args:
+        sweep: UUID of the sweep; marks every process started.
+        env: The config's ``env:`` block, cluster and host merged.
+        log_dir: Folder for the logs of workers that wrote something.
+        interface: Network interface that gangs meet on, or None to derive it.
+        targets: ``module:Class`` of probes that are in no registry, by name.
+    """
+
+    def __init__(
+        self,
+        *,
+        sweep: str,
+        host: Host,
+        env: Mapping[str, str],
+        log_dir: Path,
+        interface: str | None = None,
+        limits: Limits = Limits(),
+        targets: Mapping[str, str] | None = None,
+    ) -> None:
+        self._sweep = sweep
+        self._host = host
+        self._env = env
+        self._log_dir = log_dir
+        self._interface = interface
+        self._limits = limits
+        self._targets = targets or {}
+
+    def run(
+        self,
+        cells: Sequence[Cell],
+        *,
+        stop: threading.Event,
+        attempt: int | Mapping[str, int] = 1,
+    ) -> Iterator[Run]:
+        """
+        Run cells that share host, devices, arm, ranks and process number.
+
+        Args:
+            stop: When set, workers are ended at once and what is left is ``aborted``.
+            attempt: Number of the attempt, or one for each cell's id.
+
+        Returns:
+            One run per cell, each as soon as it is complete. Closing the iterator ends
+            the workers.
+
+        Raises:
+            AgentError: The cells do not belong together.
+        """
+        check_batch(cells)
+        numbers = attempt if isinstance(attempt, Mapping) else {c.id: attempt for c in cells}
+        return self._run(list(cells), stop, numbers)
+
+    def _run(
+        self, left: list[Cell], stop: threading.Event, numbers: Mapping[str, int]
+    ) -> Iterator[Run]:
+        if not left:
+            return
+        setting = self._environment(left[0])
+        if (reason := environment.conflict(left[0], os.environ)) is not None:
+            refusal = Outcome(Status.SKIPPED, reason)
+            yield from (self._record(c, refusal, setting, numbers) for c in left)
+            return
+        false_starts = 0
+        while left and not stop.is_set():
+            gang = Gang(self._seats(left[0]), setting.variables)
+            try:
+                refused = gang.ready(self._limits.start_up(left[0]), stop)
+                false_starts = false_starts + 1 if refused else 0
+                if refused:
+                    gang.finish()
+                    count = len(left) if refused.for_all or false_starts > 1 else 1
+                    for cell in [left.pop(0) for _ in range(count)]:
+                        yield self._record(cell, refused, setting, numbers)
+                while left and gang.usable and not stop.is_set():
+                    cell = left.pop(0)
+                    outcome = gang.measure(self._go(cell), self._limits.of(cell), stop)
+                    if not (left and gang.usable):
+                        gang.finish()
+                    yield self._record(cell, outcome, setting, numbers)
+            finally:
+                gang.end()
+        for cell in left:
+            yield self._record(cell, CANCELLED, setting, numbers)
+
+    def _environment(self, cell: Cell) -> Environment:
+        return environment.build(
+            cell,
+            os.environ,
+            sweep=self._sweep,
+            site=self._env,
+            package_root=Path(topobench.__file__).parent.parent,
+            interface=self._interface,
+        )
+
+    def _go(self, cell: Cell) -> dict[str, Any]:
+        return {
+            "cell": cell.id,
+            "probe": cell.case.probe,
+            "params": dict(cell.case.params),
+            "target": self._targets.get(cell.case.probe),
+        }
+
+    def _seats(self, cell: Cell) -> list[Seat]:
+        denied = self._host.facts.memory_policy != "ok"
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        name = uuid.uuid4().hex[:12]
+        seats = []
+        for rank in range(cell.ranks):
+            binding = rank_binding(cell.arm.binding, rank, cell.ranks, gpus=bool(cell.devices))
+            wrapper = numactl(self._host.facts.numactl, binding, denied=denied)
+            seats.append(
+                Seat(
+                    command=(*wrapper, self._host.facts.interpreter, "-P", "-m", _WORKER),
+                    log=self._log_dir / f"worker-{name}-{rank}.log",
+                    spec={
+                        "rank": rank,
+                        "ranks": cell.ranks,
+                        "devices": list(cell.devices),
+                        "interface": self._interface,
+                        "binding": to_json(binding),
+                        "denied": denied,
+                    },
+                    member=Member(
+                        rank=rank,
+                        host=cell.host,
+                        device=cell.devices[rank] if rank < len(cell.devices) else None,
+                    ),
+                    wrapped=bool(wrapper),
+                )
+            )
+        return seats
+
+    def _record(
+        self, cell: Cell, outcome: Outcome, setting: Environment, numbers: Mapping[str, int]
+    ) -> Run:
+        return Run(
+            id=str(uuid.uuid4()),
+            cell=cell.id,
+            status=outcome.status,
+            reason=outcome.reason,
+            started_at=outcome.started_at or utc_now(),
+            duration_seconds=outcome.seconds,
+            attempt=numbers[cell.id],
+            readings=outcome.readings,
+            members=outcome.members,
+            environment={**outcome.environment, "env": dict(setting.stored)},
+            conditions=outcome.conditions,
+            warnings=(*setting.warnings, *outcome.warnings),
+            log_tail=setting.mask(outcome.log_tail),
+        )
+
+
+def check_batch(cells: Sequence[Cell]) -> None:
+    """
+    Refuse cells that must not share a worker.
+
+    Raises:
+        AgentError: They differ in host, devices, arm, ranks or process number.
+    """
+    kinds = {
+        (c.host, c.devices, json.dumps(to_json(c.arm), sort_keys=True), c.ranks, c.process_no)
+        for c in cells
+    }
+    if len(kinds) > 1:
+        raise AgentError(
+            "cells of one batch must share host, devices, arm, ranks and process number; "
+            f"these {len(cells)} are of {len(kinds)} kinds"
+        )
+
+
+def numactl(program: str | None, binding: Binding, *, denied: bool) -> tuple[str, ...]:
+    """
+    The command that binds what follows it; empty if the worker must do it alone.
+
+    Args:
+        program: Path of numactl, or None.
+        denied: Memory policies are refused here; newer numactl then refuses everything.
+    """
+    if program is None or denied or binding.cpus is None:
+        return ()
+    nodes = format_cpu_list(binding.memory_nodes)
+    memory = {
+        MemoryPolicy.DEFAULT: (),
+        MemoryPolicy.BIND: (f"--membind={nodes}",),
+        MemoryPolicy.INTERLEAVE: (f"--interleave={nodes}",),
+    }
+    # --all: CPUs count from the whole cpuset, not from what the agent was started with.
+    return (program, "--all", f"--physcpubind={binding.cpus}", *memory[binding.memory], "--")
+
+
+def rank_binding(binding: Binding, rank: int, ranks: int, *, gpus: bool) -> Binding:
+    """
+    The binding of one rank of a gang: its own slice of the CPUs, if there are enough.
+
+    Ranks with a GPU each keep the whole set: NCCL narrows it further by itself.
+    """
+    cpus = parse_cpu_list(binding.cpus)
+    share = len(cpus) // ranks
+    if ranks == 1 or gpus or share == 0:
+        return binding
+    return replace(binding, cpus=format_cpu_list(cpus[rank * share : (rank + 1) * share]))

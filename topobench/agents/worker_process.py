@@ -1,0 +1,248 @@
+"""One worker as the launcher sees it: pipes, log file, messages, death."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from topobench import processes
+from topobench.processes import Family
+from topobench.reading import Reason, ReasonCode
+
+RESULT_LIMIT_BYTES = 64 << 20
+LOG_LIMIT_BYTES = 64 << 20
+_TAIL_BYTES = 8192
+_TAIL_LINES = 60
+_CLOSED_PIPE_SECONDS = 2.0
+_KILL_GRACE_SECONDS = 1.0
+
+
+class WorkerProcess:
+    """
+    A worker and its family of processes.
+
+    Args:
+        command: Program and arguments before the two that every worker gets.
+        log: File for stdout and stderr.
+        rank: Its rank in the gang; 0 if alone.
+
+    Attributes:
+        messages: What it said and nobody has taken yet.
+        fault: Why it can give no more results; None while it can.
+
+    Raises:
+        OSError: The program cannot be started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, environment: Mapping[str, str], log: Path, rank: int
+    ) -> None:
+        self.rank = rank
+        self.messages: deque[dict[str, Any]] = deque()
+        self.fault: Reason | None = None
+        self.died = False
+        self._log = log
+        self._log_start = 0
+        self._selector: selectors.BaseSelector | None = None
+        self._rest = b""
+        self._taken = 0
+        self._closed_at: float | None = None
+        self._kills_before = _oom_kills()
+        token = f"{uuid.uuid4().hex}.{rank}"
+        read_end, write_end = os.pipe()
+        try:
+            self._process = _spawner().submit(
+                _spawn, [*command, str(write_end), str(os.getpid())], write_end, log,
+                {**environment, processes.WORKER: token},
+            ).result()  # fmt: skip
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        os.set_blocking(read_end, False)
+        self._pipe: int | None = read_end
+        found = processes.find(self._process.pid)
+        self.family = Family(self._process.pid, token, found.start if found else 0)
+
+    @property
+    def pid(self) -> int:
+        """Process id; also its session's."""
+        return self._process.pid
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Have the selector wake up when this worker says something."""
+        assert self._pipe is not None
+        selector.register(self._pipe, selectors.EVENT_READ, self)
+        self._selector = selector
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Say something to the worker; if it is dead, :meth:`look` will tell."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"type": kind, **fields}).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def read(self) -> bool:
+        """Take one piece of what lies in the pipe; false if there is nothing."""
+        if self._pipe is None:
+            return False
+        try:
+            data = os.read(self._pipe, 1 << 20)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close_pipe()
+            self._closed_at = time.monotonic()
+            return False
+        self._taken += len(data)
+        if self._taken > RESULT_LIMIT_BYTES:
+            self.reject(ReasonCode.PARSE, f"it sent more than {RESULT_LIMIT_BYTES >> 20} MiB")
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._take(line)
+        return True
+
+    def look(self) -> None:
+        """Find out whether it died, closed its pipe, or floods its log."""
+        if self.fault is not None:
+            return
+        if self._log.stat().st_size - self._log_start > LOG_LIMIT_BYTES:
+            self.reject(
+                ReasonCode.CRASHED, f"it wrote more than {LOG_LIMIT_BYTES >> 20} MiB of log"
+            )
+        elif (code := self._process.poll()) is not None:
+            while self.read():  # what it wrote before it died
+                pass
+            self.died = True
+            self.fault = self.fault or self._cause(code)
+        elif self._closed_at and time.monotonic() > self._closed_at + _CLOSED_PIPE_SECONDS:
+            self.reject(ReasonCode.CRASHED, "it closed its result pipe but lives on")
+
+    def begin(self) -> None:
+        """Start counting for the next cell: its log tail, its limits."""
+        self._taken = 0
+        self._log_start = self._log.stat().st_size
+
+    def log_tail(self) -> str:
+        """The last lines since :meth:`begin`."""
+        with self._log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(self._log_start, size - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES).decode(errors="replace").replace("\0", "")
+        return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
+    def release(self) -> None:
+        """Close the pipes and drop an empty log; the family must be gone."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._close_pipe()
+        self.wait(1.0)
+        if self._log.stat().st_size == 0:
+            self._log.unlink()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the worker itself ended within that time."""
+        try:
+            self._process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _close_pipe(self) -> None:
+        if self._pipe is not None:
+            if self._selector is not None:
+                self._selector.unregister(self._pipe)
+            os.close(self._pipe)
+            self._pipe = None
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+            if not isinstance(message["type"], str):
+                raise TypeError("type is no text")
+        except (ValueError, TypeError, KeyError):
+            self.reject(ReasonCode.PARSE, f"it sent a line that is no message: {line[:120]!r}")
+            return
+        self.messages.append(message)
+
+    def reject(self, code: ReasonCode, text: str) -> None:
+        """Want no more of this worker; the first cause counts."""
+        self.fault = self.fault or Reason(code, f"the worker was ended: {text}")
+
+    def _cause(self, code: int) -> Reason:
+        if code == -signal.SIGKILL and _oom_kills() > self._kills_before:
+            text = "the worker was killed while the kernel's out-of-memory killer was at work"
+            return Reason(ReasonCode.OOM, text)
+        if code < 0:
+            return Reason(ReasonCode.SIGNAL, f"the worker was ended by {signal_name(-code)}")
+        last = self.log_tail().strip().rpartition("\n")[2]
+        text = f"the worker ended with exit code {code} before it gave a result"
+        return Reason(ReasonCode.CRASHED, f"{text}: {last}" if last else text)
+
+
+def end_all(
+    workers: Sequence[WorkerProcess], *, grace_seconds: float = _KILL_GRACE_SECONDS
+) -> None:
+    """End workers and everything they started: TERM, a grace, KILL until none is left."""
+    families = [w.family for w in workers]
+    processes.end(lambda: processes.members(families), grace_seconds=_KILL_GRACE_SECONDS)
+    for worker in workers:
+        worker.release()
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9; the number where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+@functools.cache
+def _spawner() -> ThreadPoolExecutor:
+    """
+    The one thread that starts workers.
+
+    A worker's death signal fires when the *thread* that started it ends, so that thread
+    must live as long as the process.
+    """
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
+
+
+def _spawn(
+    argv: list[str], result_fd: int, log: Path, environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=(result_fd,),
+            start_new_session=True,
+        )
+
+
+def _oom_kills() -> int:
+    """How often the kernel killed for lack of memory since boot; 0 if it does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

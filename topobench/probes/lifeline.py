@@ -1,0 +1,105 @@
+"""
+A worker never outlives its launcher: the guard beside each worker.
+
+The guard is a small process forked by the worker before it does anything else. It ends
+the worker's whole family when the launcher closes the worker's stdin (by whatever death),
+when the worker itself is gone, or when the deadline has passed. It is a process and no
+thread, because native code may hold the interpreter's lock for minutes, and because
+somebody must end the children of a worker that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import struct
+import time
+from typing import NoReturn
+
+from topobench import processes
+from topobench.processes import Family
+
+_DEADLINE = struct.Struct("d")
+_LOOK_SECONDS = 0.5
+
+SLACK_SECONDS = 5.0
+"""The launcher ends a late worker first and says why; the guard only if it did not."""
+
+
+class Lifeline:
+    """The worker's end: tells the guard how long the worker may go on."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+
+    def allow(self, seconds: float) -> None:
+        """The family ends that many seconds from now, unless this is called again."""
+        os.write(self._pipe, _DEADLINE.pack(time.monotonic() + seconds))
+
+
+def start(launcher: int, token: str) -> Lifeline:
+    """
+    Tie this process to its launcher; call it before any thread or heavy import.
+
+    Args:
+        launcher: Pid of the process that must hold our stdin.
+        token: Value of the marker TOPOBENCH_WORKER of this worker's family.
+
+    Raises:
+        SystemExit: The launcher is gone already.
+    """
+    with contextlib.suppress(OSError):  # the guard is enough where prctl is forbidden
+        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:
+        raise SystemExit("the launcher is gone")
+    this = processes.find(os.getpid())
+    family = Family(os.getpid(), token, this.start if this else 0)
+    read_end, write_end = os.pipe()
+    if os.fork() == 0:
+        try:
+            _guard(family, read_end)
+        finally:
+            os._exit(0)
+    os.close(read_end)
+    return Lifeline(write_end)
+
+
+def _guard(family: Family, deadlines: int) -> NoReturn:
+    _step_aside(deadlines)
+    deadline = float("inf")
+    poller = select.poll()
+    poller.register(0, 0)  # hang-up alone: the words on stdin are the worker's
+    poller.register(deadlines, select.POLLIN)
+    patience = float("inf")
+    try:
+        poller.register(os.pidfd_open(family.leader), select.POLLIN)
+    except OSError:  # a kernel without pidfd: look now and then instead
+        patience = _LOOK_SECONDS
+    while os.getppid() == family.leader and (left := deadline - time.monotonic()) > 0:
+        seconds = min(left, patience)
+        ready = dict(poller.poll(None if math.isinf(seconds) else seconds * 1000 + 1))
+        if 0 in ready:
+            break
+        if ready.get(deadlines, 0) & select.POLLIN:
+            data = os.read(deadlines, _DEADLINE.size * 256)
+            (deadline,) = _DEADLINE.unpack(data[-_DEADLINE.size :])
+        elif deadlines in ready:
+            poller.unregister(deadlines)
+    processes.end(lambda: processes.members([family]), grace_seconds=0)
+    os._exit(0)
+
+
+def _step_aside(deadlines: int) -> None:
+    """Hold nothing of the worker's but its stdin, and take no polite signal."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.closerange(3, deadlines)
+    os.closerange(deadlines + 1, 65536)
+    with contextlib.suppress(OSError):
+        processes.prctl(processes.PR_SET_NAME, b"topobench-guard")

@@ -1,0 +1,180 @@
+"""
+Finding and ending processes by session and by environment marker (Linux /proc).
+
+Standard library only: the worker, its guard and the reaper import it before anything
+heavy. Zombies never count as alive; a process is known by pid *and* start time, so that
+a pid that was used again is never signalled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+SWEEP = "TOPOBENCH_SWEEP"
+"""Marks every process of ours with its sweep."""
+WORKER = "TOPOBENCH_WORKER"
+"""Marks a worker and everything it starts."""
+DRIVER = "TOPOBENCH_DRIVER"
+"""Marks everything that must not outlive a driver (agents.reaper)."""
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """
+    A live process.
+
+    Args:
+        start: Clock ticks after boot, as /proc/PID/stat says.
+    """
+
+    pid: int
+    parent: int
+    session: int
+    start: int
+
+
+def running() -> Iterator[Process]:
+    """Every process that is no zombie."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (found := find(int(entry))) is not None:
+            yield found
+
+
+def find(pid: int) -> Process | None:
+    """The process with that pid; None if there is none or it is a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()  # the name before may hold anything
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def marker(pid: int, name: str) -> str | None:
+    """An environment variable of a process as it was started; None if not readable."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            entries = file.read().split(b"\0")
+    except OSError:
+        return None
+    prefix = name.encode() + b"="
+    for entry in entries:
+        if entry.startswith(prefix):
+            return os.fsdecode(entry[len(prefix) :])
+    return None
+
+
+def marked(name: str, value: str | None = None) -> list[Process]:
+    """Processes started with the marker, of any value if none is given."""
+    return [
+        p
+        for p in running()
+        if (found := marker(p.pid, name)) is not None and value in (None, found)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """
+    The processes of a worker: its session, and whoever left it but kept the marker.
+
+    Args:
+        leader: Pid of the worker; its session's number if it leads one.
+        token: Value of the marker ``TOPOBENCH_WORKER``.
+        since: Start time of the worker; nothing of its family is older.
+    """
+
+    leader: int
+    token: str
+    since: int = 0
+
+    def owns(self, process: Process) -> bool:
+        """Whether that process belongs to this family."""
+        if self.leader in (process.pid, process.session):
+            return True
+        return process.start >= self.since and marker(process.pid, WORKER) == self.token
+
+
+def members(families: Sequence[Family]) -> list[Process]:
+    """Every live process of these families but the caller."""
+    me = os.getpid()
+    return [p for p in running() if p.pid != me and any(f.owns(p) for f in families)]
+
+
+def send(process: Process, number: int) -> None:
+    """Signal a process unless it is gone or its pid has another owner by now."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    except OSError:  # kernel without pidfd
+        handle = None
+    try:
+        current = find(process.pid)
+        if current is None or current.start != process.start:
+            return
+        if handle is None:
+            os.kill(process.pid, number)
+        else:
+            signal.pidfd_send_signal(handle, number)
+    except (ProcessLookupError, PermissionError):
+        return
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def end(
+    look: Callable[[], Sequence[Process]], *, grace_seconds: float, limit_seconds: float = 5.0
+) -> list[Process]:
+    """
+    End processes: TERM, a grace, then KILL until none is found.
+
+    Args:
+        look: Finds those still alive; called again and again.
+        grace_seconds: Between TERM and KILL; 0 sends KILL at once.
+        limit_seconds: How long to go on after the grace (a process may hang in a driver).
+
+    Returns:
+        Those that live on all the same.
+    """
+    kill_at = time.monotonic() + grace_seconds
+    asked: set[Process] = set()
+    while alive := list(look()):
+        now = time.monotonic()
+        for process in alive:
+            if now >= kill_at:
+                send(process, signal.SIGKILL)
+            elif process not in asked:
+                send(process, signal.SIGTERM)
+                asked.add(process)
+        if now > kill_at + limit_seconds:
+            return alive
+        time.sleep(0.02)
+    return []
+
+
+def prctl(option: int, value: int | bytes) -> None:
+    """
+    Set an attribute of this process (prctl, section 2).
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
+    if libc.prctl(option, argument, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
