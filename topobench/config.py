@@ -268,7 +268,9 @@ def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
     # An empty list of probes, bindings or rings says something; the others say nothing.
     kept = ("probes", "bindings", "rings")
     shown = {k: v for k, v in document.items() if k in kept or v not in (None, [], {})}
-    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
+    return yaml.safe_dump(
+        shown, sort_keys=False, allow_unicode=True, width=100, default_flow_style=None
+    )
 
 
 def mask_url(url: str) -> str:

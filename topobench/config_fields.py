@@ -382,12 +382,11 @@ def parse_parameter(declaration: dataclasses.Field[Any], text: str) -> Scalar:
     value = _parse_kind(kind, choices, text)
     if isinstance(value, str | bool):
         return value
-    for limit, bad, word in (
-        (declaration.metadata["minimum"], lambda m: value < m, "at least"),
-        (declaration.metadata["maximum"], lambda m: value > m, "at most"),
-    ):
-        if limit is not None and bad(limit):
-            raise ValueError(f"{text!r} is out of range; expected {word} {limit:g}")
+    minimum, maximum = declaration.metadata["minimum"], declaration.metadata["maximum"]
+    if minimum is not None and value < minimum:
+        raise ValueError(f"{text!r} is out of range; expected at least {minimum:g}")
+    if maximum is not None and value > maximum:
+        raise ValueError(f"{text!r} is out of range; expected at most {maximum:g}")
     return value
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -127,7 +128,7 @@ class _Reader:
     mistakes: list[str]
     _depth: int = field(default=0)
 
-    def document(self, events: Iterator[yaml.Event]) -> Node | None:
+    def document(self, events: Iterator[Any]) -> Node | None:
         """The first document; a second one is a mistake."""
         found: Node | None = None
         documents = 0
@@ -141,7 +142,7 @@ class _Reader:
                 found = node if documents == 1 else found
         return found
 
-    def _node(self, event: yaml.NodeEvent, events: Iterator[yaml.Event]) -> Node | None:
+    def _node(self, event: Any, events: Iterator[Any]) -> Node | None:
         """The node that starts with ``event``; None for an alias, which is refused."""
         where = self._where(event)
         if isinstance(event, yaml.AliasEvent):
@@ -161,12 +162,12 @@ class _Reader:
         self._depth -= 1
         return node
 
-    def _items(self, events: Iterator[yaml.Event]) -> Iterator[Node]:
+    def _items(self, events: Iterator[Any]) -> Iterator[Node]:
         while not isinstance(event := next(events), yaml.SequenceEndEvent):
             if (node := self._node(event, events)) is not None:
                 yield node
 
-    def _entries(self, events: Iterator[yaml.Event]) -> Iterator[Entry]:
+    def _entries(self, events: Iterator[Any]) -> Iterator[Entry]:
         seen: dict[str, str] = {}
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             key = self._node(event, events)
@@ -182,15 +183,14 @@ class _Reader:
                 if value is not None:
                     yield Entry(key.value, value, key.where)
 
-    def _check_plainness(self, event: yaml.NodeEvent) -> None:
-        tag = getattr(event, "tag", None)
+    def _check_plainness(self, event: Any) -> None:
         if event.anchor is not None:
             self._mistake(event, f"the anchor &{event.anchor} is not supported; remove it")
-        if tag is not None:
-            self._mistake(event, f"the tag {tag} is not supported; remove it")
+        if event.tag is not None:
+            self._mistake(event, f"the tag {event.tag} is not supported; remove it")
 
-    def _where(self, event: yaml.Event) -> str:
+    def _where(self, event: Any) -> str:
         return f"{self.source}:{event.start_mark.line + 1}"
 
-    def _mistake(self, event: yaml.Event, what: str) -> None:
+    def _mistake(self, event: Any, what: str) -> None:
         self.mistakes.append(f"{self._where(event)}: {what}")

@@ -1,0 +1,371 @@
+"""
+The cells of one host: probes x parameters x devices x arms x repeats; pure.
+
+A *bench* is a set of devices on which arms are compared: one GPU, the GPUs or ranks of a
+gang, or no device at all. Every arm of a bench gets a worker in every round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from topobench.bindings import (
+    MatrixArm,
+    Refusal,
+    Resolved,
+    equal_threads,
+    numa_matrix,
+    resolve,
+    with_threads,
+)
+from topobench.config import BindingChoice, ClusterConfig, ProbeChoice
+from topobench.errors import UsageError
+from topobench.host import Host
+from topobench.probes import registry
+from topobench.probes.protocol import Arms, Probe, build, fields_of
+from topobench.reading import Arm, Binding, Case, Cell, Reason, ReasonCode, Scalar, Status
+from topobench.selection import HostGpus, Lack, needs_cpus, needs_gpus, select_gpus, unmet
+from topobench.topology import Gpu, Topology
+from topobench.units import format_bytes
+
+Timed = tuple[Case, float]
+"""A case and about how long it takes, seconds without start-up."""
+UNBOUND = Arm(Binding("none"))
+
+
+class Choice:
+    """A selected probe with the values of its parameters; shared by all hosts."""
+
+    def __init__(self, choice: ProbeChoice) -> None:
+        self.probe: type[Probe] = registry.load(choice.name)
+        self.values: dict[str, tuple[Scalar, ...]] = {
+            name: choice.params.get(name, (cast(Scalar, declared.default),))
+            for name, declared in fields_of(self.probe).items()
+        }
+        self._cases: dict[Any, tuple[Timed, ...]] = {}
+
+    def cases(self, **fixed: Scalar) -> tuple[Timed, ...]:
+        """
+        One case for each combination of values, in the order listed.
+
+        Args:
+            fixed: Values that the planner sets; those of parameters not declared are ignored.
+
+        Raises:
+            UsageError: The probe refuses a combination.
+        """
+        key = tuple(fixed.items())
+        if key not in self._cases:
+            values = {n: (fixed[n],) if n in fixed else v for n, v in self.values.items()}
+            products = itertools.product(*values.values())
+            self._cases[key] = tuple(
+                self._timed(dict(zip(values, product, strict=True))) for product in products
+            )
+        return self._cases[key]
+
+    def gang_sizes(self) -> tuple[int, ...]:
+        """The values of ``ranks``; pairs for a collective without that parameter."""
+        return tuple(r for r in self.values.get("ranks", (2,)) if isinstance(r, int))
+
+    def _timed(self, params: dict[str, Scalar]) -> Timed:
+        try:
+            seconds = build(self.probe, params).estimated_seconds()
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{self.probe.name} cannot take {params}: {error}") from error
+        return Case(self.probe.name, self.probe.version, params), seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What is the same for every host of a sweep."""
+
+    config: ClusterConfig
+    choices: tuple[Choice, ...]
+    host_count: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """Devices on which arms are compared, and the cases every arm runs there."""
+
+    devices: tuple[Gpu, ...] = ()
+    ranks: int = 1
+    cases: list[Timed] = field(default_factory=list)
+
+    @property
+    def probes(self) -> tuple[tuple[str, int], ...]:
+        return tuple(dict.fromkeys((case.probe, case.version) for case, _ in self.cases))
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What one worker (or gang) runs: the cases of one arm on one bench."""
+
+    arm: Arm
+    cases: Sequence[Timed]
+    devices: tuple[str, ...] = ()
+    ranks: int = 1
+
+
+def lay_out(site: Site, host: Host) -> list[Cell]:
+    """Every cell of one host in the order it will run; those not run carry a reason."""
+    return [*_Layout(site, host, select_gpus(site.config, host)).cells()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    site: Site
+    host: Host
+    gpus: HostGpus
+
+    def cells(self) -> Iterator[Cell]:
+        runnable = []
+        for choice in self.site.choices:
+            lack = unmet(choice.probe, self.host, self.gpus, self.site.host_count)
+            if lack is None:
+                runnable.append(choice)
+            else:
+                yield self._lacking(choice, lack)
+        for arms in dict.fromkeys(choice.probe.arms for choice in runnable):
+            choices = [choice for choice in runnable if choice.probe.arms is arms]
+            if arms is Arms.NUMA_MATRIX:
+                yield from self._matrix(choices)
+            elif arms is Arms.GANG:
+                yield from self._gangs(choices)
+            else:
+                yield from self._single(choices)
+
+    def _single(self, choices: Sequence[Choice]) -> Iterator[Cell]:
+        """Probes of one process, on each GPU or on none."""
+        on_gpu = [c for c in choices if c.probe.needs & {"cuda"}]
+        for gpu, lack in self.gpus.broken if on_gpu else ():
+            yield from (self._lacking(c, lack, devices=(gpu.key,)) for c in on_gpu)
+        shuffled = self._random("devices").sample(self.gpus.usable, len(self.gpus.usable))
+        benches = [_Bench((gpu,), 1, _all_cases(on_gpu)) for gpu in shuffled if on_gpu]
+        if len(on_gpu) < len(choices):
+            benches.append(_Bench(cases=_all_cases(c for c in choices if c not in on_gpu)))
+        yield from self._benches(benches)
+
+    def _gangs(self, choices: Sequence[Choice]) -> Iterator[Cell]:
+        """Collectives: one rank for each GPU where there are several, else CPU processes."""
+        benches: dict[tuple[Any, ...], _Bench] = {}
+        for choice in choices:
+            for backend in choice.values.get("backend", ("auto",)):
+                on_gpus = backend == "nccl" or (backend == "auto" and self._gpus_expected())
+                lack = (self.gpus.lack or needs_gpus(2, self.gpus)) if on_gpus else None
+                if lack is not None:
+                    yield self._lacking(choice, lack)
+                elif on_gpus:
+                    gpus = self.gpus.whole
+                    bench = benches.setdefault(gpus, _Bench(gpus, len(gpus)))
+                    bench.cases.extend(choice.cases(ranks=len(gpus), backend=backend))
+                sliced = lack is not None and lack.reason.code is ReasonCode.MIG
+                if not on_gpus or (sliced and backend == "auto"):
+                    yield from self._cpu_gangs(choice, backend, benches)
+        yield from self._benches(list(benches.values()))
+
+    def _gpus_expected(self) -> bool:
+        """Whether a collective belongs on GPUs here, working or not."""
+        if self.gpus.lack is not None:
+            failing = self.gpus.lack.status is Status.FAILED
+            return failing and len(self.host.topology.gpus) > 1
+        selected = len(self.gpus.usable) + len(self.gpus.broken)
+        return selected > 1 or len(self.gpus.whole) < len(self.gpus.usable)
+
+    def _cpu_gangs(
+        self, choice: Choice, backend: Scalar, benches: dict[tuple[Any, ...], _Bench]
+    ) -> Iterator[Cell]:
+        for ranks in choice.gang_sizes():
+            lack = needs_cpus(ranks, self.host.topology)
+            if lack is not None:
+                yield self._lacking(choice, lack, ranks=ranks)
+                continue
+            bench = benches.setdefault((ranks,), _Bench((), ranks))
+            for case, seconds in choice.cases(ranks=ranks, backend=backend):
+                short = self._too_large(case, ranks)
+                if short is None:
+                    bench.cases.append((case, seconds))
+                else:
+                    yield self._refused(case, short, ranks=ranks)
+
+    def _too_large(self, case: Case, ranks: int) -> Lack | None:
+        """A gang on CPUs holds its payload about three times in every rank."""
+        size, available = case.params.get("bytes"), self.host.facts.available_memory_bytes
+        if not isinstance(size, int) or available is None or 3 * size * ranks <= available:
+            return None
+        need, have = format_bytes(3 * size * ranks), format_bytes(available)
+        text = f"{ranks} ranks of {format_bytes(size)} need about {need}, {have} available"
+        return Lack(Status.SKIPPED, Reason(ReasonCode.NOT_ENOUGH_MEMORY, text))
+
+    def _matrix(self, choices: Sequence[Choice]) -> Iterator[Cell]:
+        """Every CPU node against every memory node, as one comparison without a device."""
+        arms = numa_matrix(self.host.topology)
+        plannable = [arm for arm in arms if isinstance(arm.resolved, Binding)]
+        for choice in choices:
+            for arm in arms:
+                if isinstance(arm.resolved, Refusal):
+                    yield self._arm_refused((choice.probe.name, choice.probe.version), arm.resolved)
+        bound = [arm.resolved for arm in plannable if isinstance(arm.resolved, Binding)]
+        threads = equal_threads(bound, self.host.topology)
+        groups = []
+        for arm, binding in zip(plannable, bound, strict=True):
+            cases = [t for c in choices for t in _matrix_cases(c, arm)]
+            if cases:
+                groups.append(_Group(Arm(with_threads(binding, threads)), cases))
+        if not groups:
+            text = "no allowed NUMA node is among the values of cpu_node and memory_node"
+            lack = Lack(Status.SKIPPED, Reason(ReasonCode.CPU_NOT_ALLOWED, text))
+            yield from (self._lacking(choice, lack) for choice in choices)
+        yield from self._rounds(groups, "matrix", self.site.config.processes)
+
+    def _benches(self, benches: Sequence[_Bench]) -> Iterator[Cell]:
+        """Cells of benches whose arms are bindings and rings; what cannot run comes first."""
+        resolved = [(bench, *self._arms(bench)) for bench in benches]
+        refusals: dict[tuple[tuple[str, int], Refusal], list[_Bench]] = {}
+        for bench, _, refused in resolved:
+            for refusal, probe in itertools.product(refused, bench.probes):
+                refusals.setdefault((probe, refusal), []).append(bench)
+        for (probe, refusal), where in refusals.items():
+            # What is so on every GPU is said once, without a device.
+            devices = tuple(g.key for g in where[0].devices) if len(where) == 1 else ()
+            yield self._arm_refused(probe, refusal, devices)
+        bindings = [arm.binding for _, arms, _ in resolved for arm in arms]
+        config = self.site.config
+        for bench, arms, _ in resolved:
+            threads = equal_threads(bindings, self.host.topology, bench.ranks)
+            devices = tuple(gpu.key for gpu in bench.devices)
+            groups = [
+                _Group(
+                    dataclasses.replace(arm, binding=with_threads(arm.binding, threads)),
+                    bench.cases,
+                    devices,
+                    bench.ranks,
+                )
+                for arm in arms
+            ]
+            compared = len(groups) > 1 and config.blocks > 0
+            label = f"bench {bench.ranks} {' '.join(devices)}"
+            yield from self._rounds(groups, label, config.blocks if compared else config.processes)
+
+    def _arms(self, bench: _Bench) -> tuple[list[Arm], list[Refusal]]:
+        """The arms of a bench that can be laid out, and those that cannot."""
+        rings, refused = self._rings(bench)
+        arms = []
+        for choice in self.site.config.bindings:
+            found = _resolve_all(choice, self.host.topology, bench.devices)
+            if isinstance(found, Refusal):
+                refused.append(found)
+            else:
+                arms += [Arm(found, ring) for ring in rings]
+        return arms, refused
+
+    def _rings(self, bench: _Bench) -> tuple[list[str | None], list[Refusal]]:
+        """Ring arms exist between GPUs only; orders other than NCCL's own are refused."""
+        if bench.ranks < 2 or not bench.devices:
+            return [None], []
+        names = [r if isinstance(r, str) else "-".join(map(str, r)) for r in self.site.config.rings]
+        equal = Reason(ReasonCode.EQUIVALENT_ARMS, "all ring orders of two GPUs are equivalent")
+        unbuilt = Reason(ReasonCode.UNSUPPORTED, "this version runs NCCL's own ring order only")
+        refused = [
+            Refusal(f"none/{name}", Status.NOT_APPLICABLE, equal)
+            if bench.ranks == 2
+            else Refusal(f"none/{name}", Status.SKIPPED, unbuilt)
+            for name in names
+            if name != "auto"
+        ]
+        return ["auto"] if "auto" in names else [], refused
+
+    def _rounds(self, groups: Sequence[_Group], label: str, count: int) -> Iterator[Cell]:
+        """Complete rounds over the arms in seeded order, every second one mirrored."""
+        generator = self._random(label)
+        order: list[_Group] = []
+        for number in range(max(1, count)):
+            order = order[::-1] if number % 2 else generator.sample(groups, len(groups))
+            for position, group in enumerate(order):
+                for case, seconds in group.cases:
+                    yield Cell(
+                        id=str(uuid.uuid4()),
+                        case=case,
+                        host=self.host.key,
+                        arm=group.arm,
+                        devices=group.devices,
+                        ranks=group.ranks,
+                        process_no=number,
+                        block=number if len(groups) > 1 else 0,
+                        order_in_block=position,
+                        estimated_seconds=seconds,
+                    )
+
+    def _random(self, label: str) -> random.Random:
+        """A generator of its own for each purpose: one host's order never moves another's."""
+        return random.Random(f"{self.site.seed}/{self.host.key}/{label}")
+
+    def _lacking(
+        self, choice: Choice, lack: Lack, *, devices: tuple[str, ...] = (), ranks: int = 1
+    ) -> Cell:
+        """One cell for a whole probe that cannot run, whatever its parameters."""
+        case = Case(choice.probe.name, choice.probe.version, {})
+        return self._refused(case, lack, devices=devices, ranks=ranks)
+
+    def _arm_refused(
+        self, probe: tuple[str, int], refusal: Refusal, devices: tuple[str, ...] = ()
+    ) -> Cell:
+        """One cell for an arm that does not exist here, whatever the parameters."""
+        lack = Lack(refusal.status, refusal.reason)
+        binding, _, ring = refusal.name.partition("/")
+        arm = Arm(Binding(binding), ring or None)
+        return self._refused(Case(*probe, {}), lack, arm=arm, devices=devices)
+
+    def _refused(
+        self,
+        case: Case,
+        lack: Lack,
+        *,
+        arm: Arm = UNBOUND,
+        devices: tuple[str, ...] = (),
+        ranks: int = 1,
+    ) -> Cell:
+        return Cell(
+            id=str(uuid.uuid4()),
+            case=case,
+            host=self.host.key,
+            arm=arm,
+            devices=devices,
+            ranks=ranks,
+            status=lack.status,
+            reason=lack.reason,
+        )
+
+
+def _all_cases(choices: Iterable[Choice]) -> list[Timed]:
+    return [timed for choice in choices for timed in choice.cases()]
+
+
+def _matrix_cases(choice: Choice, arm: MatrixArm) -> tuple[Timed, ...]:
+    """Cases at one place of the matrix; none where the user's values leave it out."""
+    place = {"cpu_node": arm.cpu_node, "memory_node": arm.memory_node}
+    for name, node in place.items():
+        wanted = choice.values.get(name, (None,))
+        if wanted != (None,) and node not in wanted:
+            return ()
+    return choice.cases(**place)
+
+
+def _resolve_all(choice: BindingChoice, topology: Topology, gpus: tuple[Gpu, ...]) -> Resolved:
+    """An arm for all GPUs of a bench: the same CPUs and memory must serve every one."""
+    found = [resolve(choice, topology, gpu) for gpu in gpus or (None,)]
+    for one in found:
+        if isinstance(one, Refusal):
+            return one
+    if any(one != found[0] for one in found):
+        text = "the GPUs hang on several NUMA nodes, and a gang has one binding for all ranks"
+        reason = Reason(ReasonCode.UNSUPPORTED, text)
+        return Refusal(choice.name, Status.SKIPPED, reason)
+    return found[0]

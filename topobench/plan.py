@@ -1,0 +1,206 @@
+"""
+Turn configuration and hosts into cells: what runs, in which order, and what does not and why.
+
+Pure: the same configuration, hosts and seed give the same cells in the same order (only their
+UUIDs are new). Arms that are compared run in complete blocks in seeded order, every second
+block the mirror of the one before it (A B C, C B A), so that a slow drift cancels out.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from topobench import budget
+from topobench.config import ClusterConfig, mask_url
+from topobench.errors import UsageError
+from topobench.host import Host, sku_name
+from topobench.layout import Choice, Site, lay_out
+from topobench.reading import Cell, ReasonCode, Status, to_json
+from topobench.selection import absent_hosts, check_devices, select_hosts
+from topobench.units import format_span
+
+CPU_START_SECONDS = 2.5
+GPU_START_SECONDS = 6.0
+"""From launching a worker to its first cell: the interpreter, torch, the CUDA context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """
+    What a sweep will run.
+
+    Args:
+        cells: Host by host, in the order they will run; those not run carry a reason.
+        estimated_seconds: Of the slowest host; hosts work side by side.
+        gpu_hours: GPUs of each host times its time: what nobody else can use meanwhile.
+        absent_hosts: Hosts that the configuration names and that are not alive.
+        counts: Cells by status.
+    """
+
+    cells: tuple[Cell, ...]
+    seed: int
+    estimated_seconds: float
+    gpu_hours: float
+    counts: Mapping[str, int]
+    absent_hosts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def make_plan(config: ClusterConfig, hosts: Sequence[Host], *, seed: int | None = None) -> Plan:
+    """
+    Lay out every cell of a sweep.
+
+    Args:
+        hosts: Alive hosts, as their agents described them.
+        seed: Of the order; the configuration's, else drawn, when None.
+
+    Raises:
+        UsageError: No probe or host is selected, a device or host is unknown, or the budget
+            has no room for a single cell.
+    """
+    if not config.probes:
+        raise UsageError("no probe is selected; see --probes and the key probes:")
+    chosen = select_hosts(config, hosts)
+    if not chosen:
+        raise UsageError("no host is selected; see --hosts and the key hosts:")
+    check_devices(config, chosen)
+    drawn = random.SystemRandom().randrange(2**31) if config.seed is None else config.seed
+    used_seed = drawn if seed is None else seed
+    site = Site(config, tuple(Choice(c) for c in config.probes), len(chosen), used_seed)
+    cells = [_in_budget(lay_out(site, host), config) for host in chosen]
+    seconds = [estimate(found) for found in cells]
+    gpus = [len(host.topology.gpus) for host in chosen]
+    flat = tuple(itertools.chain.from_iterable(cells))
+    _check_room(flat, config)
+    absent = absent_hosts(config, hosts)
+    return Plan(
+        cells=flat,
+        seed=used_seed,
+        estimated_seconds=max(seconds),
+        gpu_hours=sum(s * n for s, n in zip(seconds, gpus, strict=True)) / 3600,
+        counts=dict(collections.Counter(c.status.value for c in flat)),
+        absent_hosts=absent,
+        warnings=(*_host_warnings(config, chosen, absent), *_budget_warnings(flat, config)),
+    )
+
+
+def batches(cells: Sequence[Cell]) -> list[tuple[Cell, ...]]:
+    """
+    Planned cells by the worker (or gang) that will run them, in order.
+
+    One worker runs every cell of the same host, devices, arm, ranks, process and block.
+    """
+    found: dict[Any, list[Cell]] = {}
+    for cell in cells:
+        if cell.status is Status.PLANNED:
+            found.setdefault(_worker_key(cell), []).append(cell)
+    return [tuple(group) for group in found.values()]
+
+
+def estimate(cells: Sequence[Cell]) -> float:
+    """Seconds to run the planned ones of one host's cells, workers in turn."""
+    total = 0.0
+    for batch in batches(cells):
+        start = GPU_START_SECONDS if batch[0].devices else CPU_START_SECONDS
+        total += start + sum(c.estimated_seconds for c in batch)
+    return total
+
+
+def plan_document(plan: Plan, config: ClusterConfig, hosts: Sequence[Host]) -> dict[str, Any]:
+    """The ``data`` of ``topobench plan --format json`` (docs/schemas/plan.json)."""
+    used = {c.host for c in plan.cells}
+    return {
+        "cluster": config.name,
+        "profile": config.profile,
+        "seed": plan.seed,
+        "store": mask_url(config.store),
+        "estimated_seconds": plan.estimated_seconds,
+        "gpu_hours": plan.gpu_hours,
+        "counts": dict(plan.counts),
+        "absent_hosts": list(plan.absent_hosts),
+        "warnings": list(plan.warnings),
+        "hosts": [
+            {"key": h.key, "name": h.name, "address": h.address, "sku": sku_name(h.topology)}
+            for h in hosts
+            if h.key in used
+        ],
+        "cells": [_cell_json(cell) for cell in plan.cells],
+    }
+
+
+def _in_budget(cells: list[Cell], config: ClusterConfig) -> list[Cell]:
+    if config.budget_seconds is None:
+        return cells
+    return budget.fit(cells, config.budget_seconds, estimate)
+
+
+def _check_room(cells: Sequence[Cell], config: ClusterConfig) -> None:
+    """Refuse a budget in which nothing at all can be measured."""
+    over = [c for c in cells if c.reason and c.reason.code is ReasonCode.OVER_BUDGET]
+    if config.budget_seconds is None or not over:
+        return
+    if not any(c.status is Status.PLANNED for c in cells):
+        least = min(estimate([dataclasses.replace(c, status=Status.PLANNED)]) for c in over)
+        raise UsageError(
+            f"--budget: {format_span(config.budget_seconds)} has no room for a single cell; "
+            f"the shortest takes {format_span(least)} with its start-up"
+        )
+
+
+def _host_warnings(
+    config: ClusterConfig, hosts: Sequence[Host], absent: Sequence[str]
+) -> Iterator[str]:
+    for name in absent:
+        yield f"{name}: named in hosts: but not alive; nothing is measured there"
+    for host in hosts:
+        expectation = config.expectation_for(host)
+        found = len(host.topology.gpus)
+        if expectation and expectation.gpus is not None and expectation.gpus != found:
+            yield f"{host.name}: {expectation.gpus} GPUs expected, {found} found"
+
+
+def _budget_warnings(cells: Sequence[Cell], config: ClusterConfig) -> Iterator[str]:
+    over = [c for c in cells if c.reason and c.reason.code is ReasonCode.OVER_BUDGET]
+    if config.budget_seconds is None or not over:
+        return
+    why = collections.Counter(c.reason.text.partition(": ")[2] for c in over if c.reason)
+    listed = ", ".join(f"{name} ({count})" for name, count in why.items())
+    yield (
+        f"budget of {format_span(config.budget_seconds)}: {len(over)} of {len(cells)} cells "
+        f"left out: {listed}"
+    )
+
+
+def _cell_json(cell: Cell) -> dict[str, Any]:
+    return {
+        "id": cell.id,
+        "host": cell.host,
+        "probe": cell.case.probe,
+        "version": cell.case.version,
+        "params": dict(cell.case.params),
+        "arm": cell.arm.name,
+        "binding": to_json(cell.arm.binding),
+        "ring": cell.arm.ring,
+        "env": dict(cell.arm.env),
+        "devices": list(cell.devices),
+        "ranks": cell.ranks,
+        "process_no": cell.process_no,
+        "block": cell.block,
+        "order_in_block": cell.order_in_block,
+        "estimated_seconds": cell.estimated_seconds,
+        "status": cell.status.value,
+        "reason": str(cell.reason) if cell.reason else None,
+    }
+
+
+def _worker_key(cell: Cell) -> Any:
+    arm = cell.arm
+    settings = tuple(sorted(arm.env.items()))
+    place = (cell.host, cell.devices, cell.ranks, cell.process_no, cell.block)
+    return (*place, arm.binding, arm.ring, settings)
