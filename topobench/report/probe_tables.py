@@ -1,0 +1,169 @@
+"""
+The tables of one probe, laid out from its data alone: a new probe needs no code here.
+
+Layouts are tried from the densest to the longest; the first that fits the terminal wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from topobench.report import figures
+from topobench.report.grid import Grid, extremes, grid
+from topobench.report.records import ARM, CPU_NODE, MEMORY_NODE, UNIT, Key, Record
+from topobench.report.safe import clean
+from topobench.report.sheet import Sheet, prose
+from topobench.report.words import count
+
+FEW_ROWS = 16
+MANY_ROWS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTables:
+    """
+    The figures of one probe.
+
+    Args:
+        records: Of this probe; at least one.
+        unit: What ran beside each other, in a word: ``GPU`` or ``host``.
+    """
+
+    name: str
+    records: Sequence[Record]
+    unit: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """A caption with what is equal everywhere, then the sheets."""
+        yield Text(clean(self.name), style="bold")
+        if common := constants(self.records):
+            yield prose(common)
+        labels = figures.metric_labels(dict.fromkeys(r.metric for r in self.records))
+        for number, family in enumerate(families(self.records)):
+            if number:
+                yield Text("")
+            yield from self._tables(family, labels, options.max_width)
+
+    def _tables(
+        self, records: Sequence[Record], labels: Mapping[str, str], width: int
+    ) -> Iterator[Sheet | Text]:
+        varying = _varying(records)
+        for layout in _layouts(records, varying):
+            grids = layout.grids(records, varying, labels)
+            sheets = [g.sheet() for g in grids]
+            if layout.fits(sheets, width):
+                break
+        else:
+            if UNIT in varying:
+                yield from self._summaries(records, [n for n in varying if n != UNIT], labels)
+                return
+            grids = _Layout((), True, None).grids(records, varying, labels)
+            sheets = [g.sheet() for g in grids]
+        for number, (found, sheet) in enumerate(zip(grids, sheets, strict=True)):
+            if found.titled:
+                yield Text(("\n" if number else "") + f"  {found.title}")
+            yield sheet
+
+    def _summaries(
+        self, records: Sequence[Record], names: Sequence[str], labels: Mapping[str, str]
+    ) -> Iterator[Sheet | Text]:
+        for number, found in enumerate(_by_metric(records)):
+            metric = found[0].metric
+            scale = figures.scale_for(metric, [r.figure.median for r in found])
+            places = count(len({r.dimensions.get(UNIT) for r in found}), self.unit)
+            yield Text(
+                ("\n" if number else "") + f"  {labels[metric]}, {scale.unit}, over {places}"
+            )
+            yield extremes(found, names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A way to lay records out, and the most rows it is good for."""
+
+    across: tuple[str, ...]
+    per_metric: bool
+    most_rows: int | None
+
+    def grids(
+        self, records: Sequence[Record], varying: Sequence[str], labels: Mapping[str, str]
+    ) -> list[Grid]:
+        names = [n for n in varying if n not in self.across]
+        if not self.per_metric:
+            return [grid(records, names, self.across, labels)]
+        return [grid(r, names, self.across, labels, titled=True) for r in _by_metric(records)]
+
+    def fits(self, sheets: Sequence[Sheet], width: int) -> bool:
+        short = self.most_rows is None or all(len(s.rows) <= self.most_rows for s in sheets)
+        return short and all(s.width <= width for s in sheets)
+
+
+def constants(records: Sequence[Record]) -> str:
+    """The dimensions with one known value in all records: ``dtype float32, 2 ranks``."""
+    shown = []
+    for name in _names(records):
+        values = {r.dimensions.get(name) for r in records}
+        value = values.pop()
+        if values or value is None:
+            continue
+        if name == "ranks":
+            shown += [f"{value} ranks"] if value != 1 else []
+        elif name == MEMORY_NODE:
+            shown.append(str(value).replace("mem", MEMORY_NODE))
+        else:
+            shown.append(f"{figures.label(name)} {figures.quantity(name, value)}")
+    return ", ".join(shown)
+
+
+def families(records: Sequence[Record]) -> list[list[Record]]:
+    """Records whose metrics were measured at the same places share a table."""
+    places: dict[str, set[Key]] = {}
+    names = _names(records)
+    for record in records:
+        place = tuple(record.dimensions.get(n) for n in names)
+        places.setdefault(record.metric, set()).add(place)
+    groups: dict[frozenset[Key], list[str]] = {}
+    for metric, found in places.items():
+        groups.setdefault(frozenset(found), []).append(metric)
+    return [[r for r in records if r.metric in metrics] for metrics in groups.values()]
+
+
+def _layouts(records: Sequence[Record], varying: Sequence[str]) -> Iterator[_Layout]:
+    """Candidates, densest first; several GPUs or hosts bound the rows."""
+    several = UNIT in varying
+    arms = tuple(n for n in (ARM, MEMORY_NODE) if n in varying)
+    one_metric = len({r.metric for r in records}) == 1
+    yield _Layout(arms, bool(arms) and one_metric, FEW_ROWS if several else None)
+    if several:
+        yield _Layout((UNIT, *arms), True, MANY_ROWS)
+        yield _Layout((UNIT,), True, MANY_ROWS)
+    if arms:
+        yield _Layout(arms, True, MANY_ROWS if several else None)
+    yield _Layout((), False, MANY_ROWS if several else None)
+
+
+def _varying(records: Sequence[Record]) -> list[str]:
+    """Dimensions with several values: words before sizes, so that a size series stays whole."""
+    values = {n: {r.dimensions.get(n) for r in records} for n in _names(records)}
+    names = [n for n, found in values.items() if len(found) > 1]
+    places = [n for n in (UNIT, CPU_NODE, MEMORY_NODE, ARM, "env") if n in names]
+    sizes = [
+        n for n in names if n not in places and all(isinstance(v, int | float) for v in values[n])
+    ]
+    return [n for n in names if n not in places and n not in sizes] + sizes + places
+
+
+def _names(records: Sequence[Record]) -> list[str]:
+    """Every dimension's name, in the order in which the records have them."""
+    return list(dict.fromkeys(n for r in records for n in r.dimensions))
+
+
+def _by_metric(records: Sequence[Record]) -> list[list[Record]]:
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.metric, []).append(record)
+    return list(groups.values())

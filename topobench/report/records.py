@@ -1,0 +1,156 @@
+"""
+The readings of a sweep document, flattened and pooled for tables.
+
+Only readings of cells that ended ``ok`` or ``partial`` become figures.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from topobench.reading import MEASURED, CiLevel, MemoryPolicy, Scalar
+from topobench.report.safe import clean
+from topobench.topology import format_cpu_list
+
+ARM = "arm"
+UNIT = "on"
+CPU_NODE = "CPU node"
+MEMORY_NODE = "memory node"
+"""Dimensions beside the parameters: the alternative, the GPU or host, the NUMA nodes."""
+
+Key = tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """
+    One printed number.
+
+    Args:
+        median: Of the samples of one process, or of the medians of several.
+        spread: Share of the median; what it means is ``basis``.
+        n: Samples (the fewest of its processes), 0 if not known.
+        basis: A key of :data:`BASES`.
+    """
+
+    median: float
+    spread: float | None
+    n: int
+    basis: str
+
+
+BASES = {
+    "spread": "spread: median absolute deviation of the samples of one process, as a share of "
+    "the median. It says nothing about another process, night or host.",
+    "range": "range: half the distance between the lowest and the highest of several "
+    "processes, as a share of the median.",
+    "interval": "interval: half the width of the interval of the median between processes or "
+    "nights, as a share of the median.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A figure with where it stands: every dimension of its cell and reading."""
+
+    metric: str
+    dimensions: Mapping[str, Scalar]
+    figure: Figure
+
+
+def gpu_names(hosts: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """GPU UUID -> ``GPU 3``, from the hosts' descriptions; indices are display only."""
+    return {
+        gpu["key"]: f"GPU {gpu['index']}"
+        for host in hosts
+        for gpu in host.get("description", {}).get("devices", ())
+        if gpu.get("index") is not None
+    }
+
+
+def device_label(devices: Sequence[str], names: Mapping[str, str]) -> str:
+    """``GPU 3``, ``GPU 0,1``, or the start of a UUID where no index is known."""
+    shown = [names.get(d) or clean(d)[:12] for d in devices]
+    indices = [s.removeprefix("GPU ") for s in shown]
+    if all(i.isdigit() for i in indices):
+        return f"GPU {format_cpu_list(map(int, indices))}" if indices else ""
+    return ", ".join(shown)
+
+
+def unit_label(cell: Mapping[str, Any], names: Mapping[str, str], hosts: Mapping[str, str]) -> str:
+    """Where a cell ran: its host when there are several, and its GPUs."""
+    host = clean(hosts.get(cell["host"], cell["host"])) if len(hosts) > 1 else ""
+    return " ".join(p for p in (host, device_label(cell["devices"], names)) if p)
+
+
+def records(
+    cells: Sequence[Mapping[str, Any]], names: Mapping[str, str], hosts: Mapping[str, str]
+) -> list[Record]:
+    """
+    One record per metric and set of dimensions; equal processes and blocks are pooled.
+
+    Args:
+        cells: Of one probe.
+        names: GPU UUID -> what to call it.
+        hosts: Host key -> name.
+    """
+    measured = [c for c in cells if c["status"] in MEASURED]
+    matrix = _is_numa_matrix(measured)
+    pools: dict[tuple[str, tuple[tuple[str, Scalar], ...]], list[Mapping[str, Any]]]
+    pools = defaultdict(list)
+    for cell in measured:
+        fixed = _dimensions(cell, matrix, unit_label(cell, names, hosts))
+        for reading in cell["readings"]:
+            if reading["median"] is not None:
+                point = dict(reading.get("point") or {})
+                pools[reading["metric"], (*point.items(), *fixed.items())].append(reading)
+    return [Record(metric, dict(key), pooled(found)) for (metric, key), found in pools.items()]
+
+
+def pooled(readings: Sequence[Mapping[str, Any]]) -> Figure:
+    """The figure of equal readings of one or more processes."""
+    medians = [float(r["median"]) for r in readings]
+    middle = statistics.median(medians)
+    n = min(int(r["n"] or 0) for r in readings)
+    if len(readings) > 1:
+        return Figure(middle, _share(max(medians) - min(medians), middle, 2), n, "range")
+    only = readings[0]
+    if only.get("ci_level") == CiLevel.BETWEEN and only["ci_lo"] is not None:
+        return Figure(middle, _share(only["ci_hi"] - only["ci_lo"], middle, 2), n, "interval")
+    mad = only.get("mad")
+    return Figure(middle, None if mad is None or n < 2 else _share(mad, middle, 1), n, "spread")
+
+
+def _share(width: float, middle: float, parts: int) -> float | None:
+    return abs(width / parts / middle) if middle else None
+
+
+def _dimensions(cell: Mapping[str, Any], matrix: bool, unit: str) -> dict[str, Scalar]:
+    """Parameters, then where, then the arm; the order in which tables show them."""
+    found: dict[str, Scalar] = {**cell["params"], "ranks": cell["ranks"]}
+    if unit:
+        found[UNIT] = unit
+    binding = cell["binding"]
+    if matrix:
+        found[CPU_NODE] = binding["cpu_nodes"][0]
+        found[MEMORY_NODE] = f"mem {binding['memory_nodes'][0]}"
+    else:
+        found[ARM] = cell["arm"]
+    if cell.get("env"):
+        found["env"] = " ".join(f"{k}={v}" for k, v in sorted(cell["env"].items()))
+    return found
+
+
+def _is_numa_matrix(cells: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the arms are pairs of a CPU node and a memory node."""
+    return bool(cells) and all(
+        not c["devices"]
+        and len(c["binding"]["cpu_nodes"]) == 1
+        and len(c["binding"]["memory_nodes"]) == 1
+        and c["binding"]["memory"] == MemoryPolicy.BIND
+        for c in cells
+    )

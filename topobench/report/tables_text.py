@@ -1,0 +1,152 @@
+"""Answers of queries, lists of sweeps, and the doctor's findings."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.text import Text
+
+from topobench.report import figures
+from topobench.report.safe import clean, command
+from topobench.report.sheet import Column, Sheet, csv_field, facts, prose
+from topobench.report.words import count, counts_text, minute, took
+
+Document = Mapping[str, Any]
+
+_LEVELS = {"error": "red", "warn": "yellow", "unknown": "yellow", "ok": ""}
+"""Levels of findings, worst first, and their colour."""
+
+
+def render_query(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], format: str = "table"
+) -> RenderableType:
+    """
+    The answer of a query.
+
+    Args:
+        format: ``table`` (human units where a column's name ends in one), or ``csv``
+            (values as stored).
+    """
+    if format == "csv":
+        return Raw(query_csv(columns, rows))
+    found = [_query_column(name, [row[i] for row in rows]) for i, name in enumerate(columns)]
+    sheet = Sheet(
+        [column for column, _ in found],
+        [list(row) for row in zip(*(texts for _, texts in found), strict=True)],
+        indent=0,
+    )
+    return Group(sheet, Text(count(len(rows), "row"), style="dim"))
+
+
+def query_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """The answer as CSV: a header, then values as stored; unknown is an empty field."""
+    lines = [columns, *rows]
+    return "".join(",".join(map(csv_field, line)) + "\n" for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """Text that goes out as it is, never wrapped."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """One segment."""
+        yield Segment(self.text)
+
+
+def render_sweeps(sweeps: Sequence[Document]) -> RenderableType:
+    """
+    The sweeps of a store.
+
+    Args:
+        sweeps: The ``sweep`` part of sweep documents; ``counts`` and ``hosts`` (a number)
+            are shown where they are given.
+    """
+    columns = [
+        Column("sweep"),
+        Column("started (UTC)"),
+        Column("took", number=True),
+        Column("cluster"),
+        Column("profile"),
+        Column("status"),
+        Column("cells"),
+    ]
+    rows = [
+        [
+            clean(s["id"])[:8],
+            minute(s["started_at"] or figures.UNKNOWN),
+            took(s) or figures.UNKNOWN,
+            clean(s["cluster"]),
+            clean(s["profile"]),
+            clean(s["status"]),
+            counts_text(s.get("counts") or {}),
+        ]
+        for s in sweeps
+    ]
+    if not rows:
+        return Group(Text("No sweep is stored yet."), command("topobench probe"))
+    return Sheet(columns, rows, indent=0)
+
+
+def render_doctor(findings: Sequence[Document]) -> RenderableType:
+    """
+    What a host lacks, worst first; each with the line that mends it and the one that undoes it.
+
+    Args:
+        findings: ``{check, level, found, wanted, why, fix, undo}``; fix and undo may be None.
+    """
+    return Group(*_doctor(findings))
+
+
+def _doctor(findings: Sequence[Document]) -> Iterator[RenderableType]:
+    for level in ("error", "warn", "unknown"):
+        for finding in (f for f in findings if f["level"] == level):
+            yield from _finding(finding)
+    fine = [f for f in findings if f["level"] == "ok"]
+    if fine:
+        yield Text("OK", style="bold")
+        yield facts([(clean(f["check"]), clean(f["found"])) for f in fine])
+        yield Text("")
+    if any(f.get("fix") for f in findings):
+        yield prose("Nothing was changed: topobench only prints these lines.", indent=0)
+    counts = Counter(f["level"] for f in findings)
+    shown = ", ".join(f"{counts[level]} {level}" for level in _LEVELS if counts[level])
+    yield Text(shown or "no checks", style="bold")
+
+
+def _finding(finding: Document) -> Iterator[RenderableType]:
+    style = _LEVELS[finding["level"]]
+    head = f"{finding['level'].upper()} {clean(finding['check'])}: {clean(finding['found'])}"
+    yield prose(head, indent=0, style=style)
+    yield facts([("wanted", clean(finding["wanted"])), ("why", clean(finding["why"]))])
+    for name in ("fix", "undo"):
+        if finding.get(name):
+            yield Text(f"  {name}", style="dim")
+            for line in str(finding[name]).splitlines():
+                yield command(f"  {line}")
+    yield Text("")
+
+
+def _query_column(name: str, values: Sequence[Any]) -> tuple[Column, list[str]]:
+    numbers = [v for v in values if _is_number(v)]
+    if len(numbers) + sum(v is None for v in values) < len(values) or not numbers:
+        return Column(clean(name)), [figures.UNKNOWN if v is None else clean(v) for v in values]
+    unit = figures.unit_of(name)
+    if unit == "B" or all(isinstance(v, int) for v in numbers):
+        title = figures.label(name) if unit == "B" else clean(name)
+        return Column(title, number=True), [figures.quantity(name, v) for v in values]
+    scale = figures.scale_for(name, numbers)
+    texts = figures.aligned([figures.number(v, scale) for v in values])
+    title = f"{figures.label(name)}\n{scale.unit}" if scale.unit else clean(name)
+    return Column(title, number=True), texts
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

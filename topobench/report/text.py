@@ -1,0 +1,164 @@
+"""
+The report of a sweep, for a terminal or a mail.
+
+Important things first: how it went, what the hosts are, the figures, then what is missing
+and where the data lies. The last line is the whole sweep in one line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from topobench.reading import BENIGN, MEASURED, CiLevel, Status
+from topobench.report import problems, records
+from topobench.report.figures import UNKNOWN
+from topobench.report.hosts import hosts_section
+from topobench.report.probe_tables import ProbeTables
+from topobench.report.safe import clean, command
+from topobench.report.sheet import prose
+from topobench.report.words import count, counts_text, minute, took, warning_text
+from topobench.units import format_span
+
+Document = Mapping[str, Any]
+
+_LEGEND = (
+    "GB/s = 1e9 bytes a second; KiB, MiB, GiB = 2^10, 2^20, 2^30 bytes. Numbers are medians; "
+    "spread and n (samples) are the widest and the fewest of a row."
+)
+_UNFINISHED = frozenset({*Status} - BENIGN)
+_UNJUDGED = "Differences between arms need --profile standard (blocks) to be judged."
+
+
+def show(console: Console, *renderables: RenderableType) -> None:
+    """Print, leaving lines that must not be cut (commands, CSV, wide tables) whole."""
+    for renderable in renderables:
+        console.print(renderable, crop=False)
+
+
+def render_sweep(document: Document, *, exit_code: int | None = None) -> RenderableType:
+    """
+    The report of a sweep document (``data`` of ``topobench probe --format json``).
+
+    Args:
+        exit_code: Of the command that ran it; None leaves it out of the last line.
+    """
+    return Group(*_parts(document, exit_code))
+
+
+def summary_line(document: Document, exit_code: int | None = None) -> str:
+    """``12 ok, 3 skipped, 1 failed; sweep 1a2b3c4d; exit 1``."""
+    parts = [counts_text(document["counts"]), f"sweep {clean(document['sweep']['id'])[:8]}"]
+    return "; ".join(parts + ([f"exit {exit_code}"] if exit_code is not None else []))
+
+
+def _parts(document: Document, exit_code: int | None) -> Iterator[RenderableType]:
+    sweep, hosts, cells = document["sweep"], document["hosts"], document["cells"]
+    names = records.gpu_names(hosts)
+    host_names = {h["key"]: clean(h["name"]) for h in hosts}
+    yield from _headline(document)
+    title = "HOST" if len(hosts) == 1 else f"HOSTS ({len(hosts)})"
+    yield from section(title, hosts_section(hosts, cells))
+    yield from section("MEASURED", _measured(cells, names, host_names))
+    yield from section("FAILED OR INVALID", problems.problems(cells, names, host_names))
+    yield from section("LEFT OUT", problems.left_out(cells, host_names))
+    yield from section("WARNINGS", _cell_warnings(cells))
+    yield from section("NEXT", _next_commands(sweep, cells))
+    yield Text(f"Stored in {clean(document['store'])}", overflow="fold")
+    yield prose(_by_probe(cells), indent=0)
+    yield Text(summary_line(document, exit_code), style="bold")
+
+
+def section(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableType]:
+    """The parts under a title, with a blank line after; nothing at all when there are none."""
+    found = list(parts)
+    if found:
+        yield Text(title, style="bold")
+        yield from found
+        yield Text("")
+
+
+def _headline(document: Document) -> Iterator[RenderableType]:
+    sweep = document["sweep"]
+    yield Text(f"topobench sweep {clean(sweep['id'])[:8]} {clean(sweep['status'])}", style="bold")
+    parts = [f"cluster {clean(document['cluster'])}", f"profile {clean(sweep['profile'])}"]
+    if sweep["started_at"]:
+        parts.append(f"started {minute(sweep['started_at'])} UTC")
+    if spent := took(sweep):
+        parts.append(f"took {spent} (estimated {format_span(sweep['estimated_seconds'] or 0)})")
+    yield prose(", ".join(parts), indent=0)
+    yield prose(counts_text(document["counts"]), indent=0)
+    for warning in sweep["warnings"]:
+        yield prose(f"warning: {warning_text(warning)}", indent=0, style="yellow")
+    yield Text("")
+
+
+def _measured(
+    cells: Sequence[Document], names: Mapping[str, str], hosts: Mapping[str, str]
+) -> Iterator[RenderableType]:
+    """The tables of each probe, then what their words mean."""
+    found: list[records.Record] = []
+    for probe in dict.fromkeys(c["probe"] for c in cells):
+        own = [c for c in cells if c["probe"] == probe]
+        if figures := records.records(own, names, hosts):
+            yield ProbeTables(probe, figures, _unit(own, hosts))
+            yield Text("")
+            found += figures
+    if not found:
+        yield Text("  Nothing: no cell gave a number that may be used.")
+        return
+    yield prose(_LEGEND, style="dim")
+    for basis in dict.fromkeys(r.figure.basis for r in found):
+        yield prose(records.BASES[basis], style="dim")
+    if _compares_within(cells):
+        yield prose(_UNJUDGED)
+
+
+def _unit(cells: Sequence[Document], hosts: Mapping[str, str]) -> str:
+    """What the rows of a summary are: single GPUs, or whole hosts."""
+    if all(len(c["devices"]) == 1 for c in cells):
+        return "GPU"
+    return "host" if len(hosts) > 1 else "set of GPUs"
+
+
+def _compares_within(cells: Sequence[Document]) -> bool:
+    """Whether arms stand side by side with nothing but the spread of single processes."""
+    arms: dict[tuple[str, str], set[str]] = {}
+    for cell in cells:
+        if cell["status"] in MEASURED:
+            arms.setdefault((cell["probe"], cell["host"]), set()).add(cell["arm"])
+    levels = {r.get("ci_level") for c in cells for r in c["readings"]}
+    return any(len(a) > 1 for a in arms.values()) and CiLevel.BETWEEN not in levels
+
+
+def _cell_warnings(cells: Sequence[Document]) -> Iterator[RenderableType]:
+    found = Counter(warning_text(w) for c in cells for w in c.get("warnings") or ())
+    for warning, times in found.most_common():
+        yield prose(f"{count(times, 'cell')}: {warning}", style="yellow")
+
+
+def _next_commands(sweep: Document, cells: Sequence[Document]) -> Iterator[RenderableType]:
+    short = clean(sweep["id"])[:8]
+    lines = []
+    if any(c["status"] in _UNFINISHED for c in cells):
+        lines.append((f"topobench probe --resume {short}", "run again what did not end well"))
+    lines.append((f"topobench report {short}", "this report again"))
+    lines.append(("topobench query --list", "questions to ask of the data"))
+    if sweep["profile"] == "quick":
+        lines.append(("topobench plan --profile standard", "what a judgeable sweep would cost"))
+    longest = max(len(line) for line, _ in lines)
+    for line, why in lines:
+        yield command(f"{line:{longest}}  # {why}")
+
+
+def _by_probe(cells: Sequence[Document]) -> str:
+    """``host_memory 4 ok; all_reduce 6 ok, 1 failed``."""
+    counts: dict[str, Counter[str]] = {}
+    for cell in cells:
+        counts.setdefault(cell["probe"], Counter())[cell["status"]] += 1
+    shown = "; ".join(f"{clean(p)} {counts_text(c)}" for p, c in counts.items())
+    return f"Cells by probe: {shown or UNKNOWN}."

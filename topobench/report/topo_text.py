@@ -1,0 +1,292 @@
+"""A host's wiring as a tree and as a matrix of path classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from rich.tree import Tree
+
+from topobench.host import describe
+from topobench.report.figures import UNKNOWN
+from topobench.report.hosts import hardware
+from topobench.report.matrix import path_matrix
+from topobench.report.safe import clean
+from topobench.report.sheet import Column, Sheet, facts, prose
+from topobench.topology import (
+    Gpu,
+    Nic,
+    NodeKind,
+    NumaNode,
+    PciDevice,
+    PciLink,
+    Topology,
+    format_cpu_list,
+)
+from topobench.units import format_bytes, format_rate
+
+BELOW = "BELOW"
+"""Marks a link that runs below what both of its ends can do."""
+
+
+def render_topology(topology: Topology, style: str = "tree") -> RenderableType:
+    """
+    A host's wiring.
+
+    Args:
+        style: ``tree`` (everything), or ``matrix`` (path classes alone, as ``nvidia-smi
+            topo -m`` prints them).
+    """
+    return Group(*(path_matrix(topology) if style == "matrix" else _parts(topology)))
+
+
+def _parts(topology: Topology) -> Iterator[RenderableType]:
+    yield facts([*hardware(describe(topology)), ("limits", _limits(topology))])
+    yield Text("")
+    yield _tree(topology)
+    if any(_is_below(d.link) for d in topology.pci):
+        yield prose(
+            f"{BELOW}: slower than both ends of the link can be. A speed may rise under load; "
+            "a width does not.",
+            indent=0,
+        )
+    if len(topology.numa_distances.nodes) > 1:
+        yield Text("\nNUMA DISTANCES (10 = itself)", style="bold")
+        yield _distances(topology)
+    if topology.gpus:
+        yield Text("\nPATHS", style="bold")
+        yield from path_matrix(topology)
+    if any(g.nvlink for g in topology.gpus):
+        yield Text("\nNVLINK", style="bold")
+        yield _nvlinks(topology.gpus)
+    if topology.warnings:
+        yield Text("\nWARNINGS", style="bold")
+        for warning in topology.warnings:
+            yield prose(f"{clean(warning.subject)}: {clean(warning.text)}", style="yellow")
+
+
+def _limits(topology: Topology) -> str:
+    cpus = topology.cpus
+    parts = []
+    if cpus.allowed and cpus.online and cpus.allowed != cpus.online:
+        parts.append(f"may use CPUs {clean(cpus.allowed)} of {clean(cpus.online)}")
+    if cpus.quota_cpus is not None:
+        parts.append(f"CPU quota {cpus.quota_cpus:g}")
+    return ", ".join(parts)
+
+
+@dataclass(slots=True)
+class _Branch:
+    """What hangs below a NUMA node, a root or a switch."""
+
+    label: Text
+    leaves: list[Text] = field(default_factory=list)
+    branches: dict[str, _Branch] = field(default_factory=dict)
+
+    def add_to(self, tree: Tree) -> None:
+        own = tree.add(self.label)
+        for branch in self.branches.values():
+            branch.add_to(own)
+        for leaf in self.leaves:
+            own.add(leaf)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A device to show: where it is, and what to say of it."""
+
+    node: int | None
+    address: str | None
+    text: Text
+
+
+def _tree(topology: Topology) -> Tree:
+    """NUMA nodes; below them PCIe roots, switches, and the devices worth naming."""
+    tree = Tree(Text("host", style="bold"), highlight=False)
+    by_address = {d.address: d for d in topology.pci}
+    nodes = {n.id: _Branch(_node_text(n, topology.gpus)) for n in topology.numa_nodes}
+    unknown = _Branch(Text("NUMA node unknown", style="yellow"))
+    for leaf in _leaves(topology, by_address):
+        branch = unknown if leaf.node is None else nodes.setdefault(leaf.node, _absent(leaf.node))
+        for key, label in _way(leaf.address, by_address):
+            branch = branch.branches.setdefault(key, _Branch(label))
+        branch.leaves.append(leaf.text)
+    for branch in nodes.values():
+        branch.add_to(tree)
+    if unknown.leaves or unknown.branches:
+        unknown.add_to(tree)
+    return tree
+
+
+def _absent(node: int) -> _Branch:
+    return _Branch(Text(f"NUMA node {node}, of which the kernel shows nothing", style="yellow"))
+
+
+def _node_text(node: NumaNode, gpus: Sequence[Gpu]) -> Text:
+    memory = format_bytes(node.memory_bytes) if node.memory_bytes else "memory unknown"
+    if node.kind == NodeKind.EMPTY:
+        parts = ["empty"]
+    elif node.kind == NodeKind.GPU:
+        owner = next((g.index for g in gpus if node.gpu in (g.uuid, g.pci_address)), None)
+        parts = [f"memory of GPU {UNKNOWN if owner is None else owner}", memory]
+    elif node.kind == NodeKind.MEMORY:
+        parts = ["memory only", memory]
+    else:
+        parts = [f"CPUs {clean(node.cpus)}", memory if node.kind != NodeKind.CPU else "no memory"]
+    if not node.allowed:
+        parts.append("not allowed here")
+    return Text(f"NUMA node {node.id}: {', '.join(parts)}", style="bold")
+
+
+def _way(address: str | None, devices: Mapping[str, PciDevice]) -> Iterator[tuple[str, Text]]:
+    """The PCIe root and the switches above a function, root first."""
+    if address is None:
+        return
+    chain: list[PciDevice] = []
+    device = devices.get(address)
+    while device and len(chain) < len(devices):
+        device = devices.get(device.parent or "")
+        chain += [device] if device else []
+    top = chain[-1].address if chain else address
+    root = top.rpartition(":")[0]
+    yield root, Text(f"PCIe root {clean(root)}")
+    for bridge in reversed(chain):
+        if bridge.role == "upstream":
+            name = f"switch {clean(bridge.address)} [{_id(bridge)}]"
+            yield bridge.address, _with_link(name, bridge.link)
+
+
+def _id(device: PciDevice) -> str:
+    return clean(f"{device.vendor.removeprefix('0x')}:{device.device.removeprefix('0x')}")
+
+
+def _leaves(topology: Topology, devices: Mapping[str, PciDevice]) -> Iterator[_Leaf]:
+    def leaf(node: int | None, address: str | None, name: str, more: str, style: str) -> _Leaf:
+        device = devices.get(address or "")
+        text = _with_link(
+            "  ".join(p for p in (name, clean(address or "")) if p), device.link if device else None
+        )
+        text.stylize(style, 0, len(name))
+        return _Leaf(node, address, text.append(f"  {more}" if more else ""))
+
+    several = len({g.model for g in topology.gpus}) > 1
+    for gpu in topology.gpus:
+        yield leaf(
+            gpu.cpu_node.value,
+            gpu.pci_address,
+            _gpu_name(gpu),
+            _gpu_more(gpu, several),
+            "bold green",
+        )
+    for nic in topology.nics:
+        name = f"NIC {clean(nic.name)}"
+        yield leaf(nic.numa_node.value, nic.pci_address, name, _nic_more(nic), "bold cyan")
+    for drive in topology.nvme:
+        more = clean(drive.model or "")
+        yield leaf(
+            drive.numa_node.value, drive.pci_address, f"NVMe {clean(drive.name)}", more, "bold"
+        )
+    for address in topology.nvswitches:
+        node = devices[address].numa_node.value if address in devices else None
+        yield leaf(node, address, "NVSwitch", "", "bold green")
+
+
+def _gpu_name(gpu: Gpu) -> str:
+    if gpu.mig and gpu.is_slice:
+        return f"MIG slice {clean(gpu.mig.profile or gpu.key)} of {clean(gpu.mig.parent)[:12]}"
+    return "GPU" if gpu.index is None else f"GPU {gpu.index}"
+
+
+def _gpu_more(gpu: Gpu, with_model: bool) -> str:
+    parts = [clean(gpu.model or "unknown model")] if with_model else []
+    if gpu.nvlink:
+        expected = UNKNOWN if gpu.nvlink.expected is None else gpu.nvlink.expected
+        parts.append(f"NVLink {gpu.nvlink.active}/{expected}")
+    if gpu.state != "ok":
+        parts.append(f"state {clean(gpu.state)}")
+    if gpu.mig and not gpu.is_slice:
+        parts.append(f"MIG {clean(gpu.mig.mode)}")
+    if gpu.cpu_node.value is None and gpu.cpu_node.reason:
+        parts.append(f"({clean(gpu.cpu_node.reason)})")
+    return "  ".join(parts)
+
+
+def _nic_more(nic: Nic) -> str:
+    rate = nic.rate_bytes_per_second
+    parts = [
+        clean(nic.link_layer or ""),
+        f"{rate * 8 / 1e9:g} Gb/s" if rate else "",
+        clean(nic.state or ""),
+    ]
+    return "  ".join(p for p in parts if p)
+
+
+def _with_link(name: str, link: PciLink | None) -> Text:
+    """``name  32 GT/s x16 (63.0 GB/s)``, with a mark where the link could be faster."""
+    text = Text(name)
+    if link is None or link.speed_gts is None or link.width is None:
+        return text
+    text.append(f"  {link.speed_gts:g} GT/s x{link.width}")
+    if link.bytes_per_second:
+        text.append(f" ({format_rate(link.bytes_per_second)})")
+    if _is_below(link):
+        best = format_rate(link.effective_max_bytes_per_second or 0.0)
+        text.append(f" {BELOW} {best}", style="bold red")
+    return text
+
+
+def _is_below(link: PciLink | None) -> bool:
+    return (
+        link is not None
+        and link.bytes_per_second is not None
+        and link.effective_max_bytes_per_second is not None
+        and link.bytes_per_second < 0.999 * link.effective_max_bytes_per_second
+    )
+
+
+def _distances(topology: Topology) -> Sheet:
+    found = topology.numa_distances
+    columns = [Column("node"), *(Column(str(n), number=True) for n in found.nodes)]
+    rows = [[str(n), *map(str, row)] for n, row in zip(found.nodes, found.matrix, strict=True)]
+    return Sheet(columns, rows)
+
+
+def _nvlinks(gpus: Sequence[Gpu]) -> Sheet:
+    """GPUs with equal NVLinks share a row, so that the odd one stands out."""
+    groups: dict[tuple[str, ...], list[Gpu]] = {}
+    for gpu in gpus:
+        groups.setdefault(_nvlink_row(gpu), []).append(gpu)
+    columns = [
+        Column("GPU"),
+        Column("active", number=True),
+        Column("of", number=True),
+        Column("version", number=True),
+        Column("one way", number=True),
+        Column("to"),
+        Column("links not active"),
+    ]
+    return Sheet(columns, [[_indices(found), *row] for row, found in groups.items()])
+
+
+def _nvlink_row(gpu: Gpu) -> tuple[str, ...]:
+    links = gpu.nvlink
+    if links is None:
+        return ("0", UNKNOWN, UNKNOWN, UNKNOWN, "", "")
+    to = sorted({clean(n.remote_kind or "unknown") for n in links.links if n.state == "active"})
+    down = [n.index for n in links.links if n.state != "active"]
+    return (
+        str(links.active),
+        UNKNOWN if links.expected is None else str(links.expected),
+        clean(links.version or UNKNOWN),
+        format_rate(links.bytes_per_second) if links.bytes_per_second else UNKNOWN,
+        ", ".join(to),
+        format_cpu_list(down),
+    )
+
+
+def _indices(gpus: Sequence[Gpu]) -> str:
+    known = [g.index for g in gpus if g.index is not None]
+    unknown = [clean(g.key)[:12] for g in gpus if g.index is None]
+    return ", ".join(p for p in (format_cpu_list(known), *unknown) if p)
