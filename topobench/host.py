@@ -104,8 +104,8 @@ def describe(topology: Topology) -> dict[str, Any]:
     What a host is, in a few plain facts, for reports and the ``hosts`` of JSON documents.
 
     Keys: sku, cpu_model, cpus (allowed count), numa_nodes (with CPUs), memory_bytes,
-    gpus ([{model, count}]), nvlink (largest active count or None), nics, nvme,
-    virtualization, trust, kernel, driver, cuda.
+    gpus ([{model, count}]), devices ([{key, index, pci_address}]: the whole GPUs), nvlink
+    (largest active count or None), nics, nvme, virtualization, trust, kernel, driver, cuda.
     """
     memory = [n.memory_bytes for n in topology.numa_nodes if n.memory_bytes]
     models = collections.Counter(g.model or "unknown GPU" for g in topology.gpus)
@@ -118,6 +118,11 @@ def describe(topology: Topology) -> dict[str, Any]:
         "numa_nodes": len(topology.cpu_nodes),
         "memory_bytes": sum(memory) if memory else None,
         "gpus": [{"model": m, "count": n} for m, n in sorted(models.items())],
+        "devices": [
+            {"key": g.key, "index": g.index, "pci_address": g.pci_address}
+            for g in topology.gpus
+            if not g.is_slice
+        ],
         "nvlink": max(links) if links else None,
         "nics": len(topology.nics),
         "nvme": len(topology.nvme),
