@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from topobench.agents.discover.tree import Tree
 
+_NO_LIMIT = 1 << 60
+"""cgroup v1 writes "none" as a number near 2^63."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -16,6 +19,7 @@ class Limits:
     Args:
         quota_cpus: CPU time per wall time ("cpu.max"), as a number of CPUs.
         throttled_seconds: Time the group was held back since it was made.
+        memory_bytes: What the group may still use, its page cache counted as free.
     """
 
     cpus: tuple[int, ...] | None = None
@@ -23,6 +27,7 @@ class Limits:
     quota_cpus: float | None = None
     throttled_count: int | None = None
     throttled_seconds: float | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,7 @@ def read_limits(tree: Tree) -> Limits:
         quota_cpus=_quota(tree, groups),
         throttled_count=count,
         throttled_seconds=seconds,
+        memory_bytes=_memory(tree, groups),
     )
 
 
@@ -116,8 +122,7 @@ def _throttling(tree: Tree, groups: tuple[_Group, ...]) -> tuple[int | None, flo
     for group in groups:
         if group.version == 1 and "cpu" not in group.controllers:
             continue
-        text = tree.text(f"{next(group.folders())}/cpu.stat") or ""
-        values = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
+        values = _statistics(tree, f"{next(group.folders())}/cpu.stat")
         count, micro, nano = (
             values.get(k) for k in ("nr_throttled", "throttled_usec", "throttled_time")
         )
@@ -125,3 +130,29 @@ def _throttling(tree: Tree, groups: tuple[_Group, ...]) -> tuple[int | None, flo
             seconds = int(micro) / 1e6 if micro else int(nano) / 1e9 if nano else None
             return int(count), seconds
     return None, None
+
+
+def _memory(tree: Tree, groups: tuple[_Group, ...]) -> int | None:
+    """The least headroom of our group and its parents; None if none has a limit."""
+    names = {
+        2: ("memory.max", "memory.current", "inactive_file"),
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    }
+    found = []
+    for group in groups:
+        if group.version == 0 or (group.version == 1 and "memory" not in group.controllers):
+            continue
+        limit_name, usage_name, cache_name = names[group.version]
+        for folder in group.folders():
+            limit = tree.integer(f"{folder}/{limit_name}")
+            usage = tree.integer(f"{folder}/{usage_name}")
+            if limit is None or usage is None or limit >= _NO_LIMIT:
+                continue
+            cache = int(_statistics(tree, f"{folder}/memory.stat").get(cache_name, "0"))
+            found.append(max(0, limit - usage + cache))
+    return min(found, default=None)
+
+
+def _statistics(tree: Tree, name: str) -> dict[str, str]:
+    lines = (tree.text(name) or "").splitlines()
+    return dict(line.split(" ", 1) for line in lines if " " in line)

@@ -63,7 +63,7 @@ def _online(tree: Tree) -> tuple[int, ...] | None:
     listed = tree.cpus(f"{_CPU}/online")
     folders = tree.numbered(_CPU, "cpu")
     if listed is not None:  # a capture may hold fewer folders than the machine had CPUs
-        return tuple(c for c in listed if c in set(folders)) or listed
+        return tuple(sorted(set(folders).intersection(listed))) or listed
     found = tuple(c for c in folders if tree.integer(f"{_CPU}/cpu{c}/online") != 0)
     if found:
         return found
@@ -154,7 +154,7 @@ def _field(info: str, *names: str) -> str | None:
 def _model(info: str) -> str | None:
     """CPU model by /proc/cpuinfo: x86; POWER; ia64; MIPS and old Arm; Arm by part number."""
     named = _field(info, "model name", "cpu model", "cpu", "family", "Processor")
-    if named:
+    if named and not named.isdigit():
         return re.sub(r"\s+", " ", named)
     implementer, part = _field(info, "CPU implementer"), _field(info, "CPU part")
     if implementer and part:

@@ -20,7 +20,7 @@ def cuda_indices(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> dict[st
     ordered = by_bus or len({g.model for g in usable}) <= 1
     usable.sort(key=lambda g: _bus_order(g.pci_address))
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    if not visible:
         return {g.key: i for i, g in enumerate(usable)} if ordered else {}
     found: dict[str, int] = {}
     for name in visible.split(","):

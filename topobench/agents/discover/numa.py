@@ -17,6 +17,8 @@ from topobench.topology import (
 )
 
 _NODE = "sys/devices/system/node"
+_LOCAL = 10
+"""Distance of a node to itself, by definition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +89,14 @@ def gpu_nodes(tree: Tree) -> dict[int, str]:
 def _ids(tree: Tree) -> tuple[int, ...]:
     folders = tree.numbered(_NODE, "node")
     listed = tree.cpus(f"{_NODE}/online")
-    return folders if listed is None else tuple(i for i in listed if i in set(folders))
+    return folders if listed is None else tuple(sorted(set(folders).intersection(listed)))
 
 
 def _cpus(tree: Tree, node: int, online: tuple[int, ...] | None) -> tuple[int, ...]:
     found = tree.cpus(f"{_NODE}/node{node}/cpulist")
     if found is None:
         found = tree.cpu_mask(f"{_NODE}/node{node}/cpumap") or ()
-    return found if online is None else tuple(c for c in found if c in set(online))
+    return found if online is None else tuple(sorted(set(found).intersection(online)))
 
 
 def _memory(tree: Tree, node: int | None) -> int | None:
@@ -130,13 +132,15 @@ def _one_node(tree: Tree, online: tuple[int, ...] | None, allowed: tuple[int, ..
     )
     text = "the kernel tells of no NUMA nodes; the host is shown as one"
     warning = TopologyWarning("numa_absent", "host", text)
-    return Numa((node,), NumaDistances((0,), ((10,),)), (warning,))
+    return Numa((node,), NumaDistances((0,), ((_LOCAL,),)), (warning,))
 
 
 def _distances(
     tree: Tree, ids: tuple[int, ...]
 ) -> tuple[NumaDistances, tuple[TopologyWarning, ...]]:
     """Rows are as long as there are nodes online, in that order, whatever their numbers."""
+    if len(ids) == 1:
+        return NumaDistances(ids, ((_LOCAL,),)), ()
     rows = []
     for i in ids:
         row = (tree.text(f"{_NODE}/node{i}/distance") or "").split()

@@ -100,7 +100,7 @@ def read(library: Any = None) -> NvmlFacts:
         library.nvmlShutdown()
 
 
-def processes(library: Any = None) -> dict[str, tuple[int, ...]] | None:
+def read_processes(library: Any = None) -> dict[str, tuple[int, ...]] | None:
     """GPU UUID -> pids that compute on it; None where NVML cannot be asked."""
     library = library or _library()
     if library is None:

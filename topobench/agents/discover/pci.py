@@ -168,9 +168,9 @@ def _interesting(pci_class: str, vendor: str) -> bool:
     base, sub = pci_class[2:4], pci_class[2:6]
     if base == "06":
         return sub in ("0604", "0609") or (sub == "0680" and vendor in (NVIDIA, _IBM))
-    return base in ("01", "02", "03", "05", "0b", "12") or (
-        sub in ("0c06", "0801") and vendor == _MELLANOX
-    )
+    if sub == "0801":  # the second face of some NICs
+        return vendor == _MELLANOX
+    return sub == "0c06" or base in ("01", "02", "03", "05", "0b", "12")
 
 
 def _local_cpus(tree: Tree, folder: str) -> tuple[int, ...] | None:
