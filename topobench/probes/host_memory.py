@@ -1,13 +1,15 @@
 """
 Host memory: copy and triad bandwidth, and the latency of dependent loads.
 
-One engine everywhere, numpy in the worker's threads, so that figures of hosts with
-different packages compare; it is within a few percent of STREAM in C
-(benchmarks/host_memory_bar.py). Latency needs compiled code: numba.
+One engine for each operation, the same on every host, so that figures compare: numpy's
+copy and torch's fused multiply-add, one call a thread and pass, which let all threads
+run at once (benchmarks/host_memory_bar.py holds them against STREAM in C). Latency
+needs compiled code: numba.
 """
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import threading
@@ -19,6 +21,7 @@ from typing import Any, ClassVar
 
 from topobench import stats
 from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
+from topobench.probes import cuda
 from topobench.probes.metrics import BANDWIDTH, LATENCY
 from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
 from topobench.probes.timing import collect
@@ -31,8 +34,9 @@ BUDGET_SECONDS = 1.0
 STREAMS = {"copy": 2, "triad": 3}
 """Arrays that an operation moves, each counted once, as STREAM counts."""
 SCALAR = 3.0
-BLOCK = 1 << 15
-"""Doubles a triad step works on: its scratch of 256 KiB stays in the core's own cache."""
+LARGEST = 2.0**50
+"""Sources hold whole numbers below this: every sum is exact, fused or not."""
+CHECK_BLOCK = 1 << 15
 LINE_BYTES = 64
 CHASE_STEPS = 1 << 14
 _SEED = 20
@@ -153,36 +157,30 @@ def _read(path: Path) -> str | None:
 
 
 def _bandwidth(op: str, size: int, context: WorkerContext, budget: float) -> Reading:
-
+    step = _copy if op == "copy" else _triad_step()
     threads = context.binding.threads
     arrays = [_pages(size) for _ in range(STREAMS[op])]
-    target, *sources = arrays
-    step = {"copy": _copy, "triad": _triad}[op]
+    share = len(arrays[0]) // threads
+    slices = [[a[i * share : (i + 1) * share] for a in arrays] for i in range(threads)]
     with Team(threads) as team:
 
-        def everywhere(work: Callable[..., None]) -> float:
-            share = len(target) // threads
-            cuts = [slice(i * share, (i + 1) * share) for i in range(threads)]
-            return team.run([_bound(work, [a[c] for a in arrays], c.start) for c in cuts])
+        def everywhere(work: Callable[[Sequence[Any]], None]) -> float:
+            return team.run([functools.partial(work, own) for own in slices])
 
         everywhere(_fill)
         for array in arrays:
             context.buffer_ready(array.ctypes.data, size)
         everywhere(step)
-        _check(op, target, sources)
+        everywhere(_check)
         everywhere(_poison)
         timed = collect(
             lambda: everywhere(step),
             tolerance=stats.BANDWIDTH_TOLERANCE,
             budget_seconds=budget,
         )
-        _check(op, target, sources)
+        everywhere(_check)
     context.note("bytes_convention", f"{STREAMS[op]} x array, write-allocate not counted")
     return timed.rates(BANDWIDTH.name, float(STREAMS[op] * size))
-
-
-def _bound(work: Callable[..., None], arrays: Sequence[Any], start: int) -> Callable[[], None]:
-    return lambda: work(arrays, start)
 
 
 def _pages(size: int) -> Any:
@@ -198,51 +196,52 @@ def _pages(size: int) -> Any:
     return np.frombuffer(pages, dtype=np.float64)
 
 
-def _fill(arrays: Sequence[Any], start: int) -> None:
-    """First touch by the thread that will work here: NaN in the target, random sources."""
+def _fill(arrays: Sequence[Any]) -> None:
+    """First touch by the thread that works here: poison in the target, random sources."""
     import numpy as np
 
-    arrays[0].fill(np.nan)
+    _poison(arrays)
     for number, source in enumerate(arrays[1:]):
-        np.random.default_rng((_SEED, number, start)).random(out=source)
+        np.random.default_rng((_SEED, number, source.ctypes.data)).random(out=source)
+        np.multiply(source, LARGEST, out=source)
+        np.floor(source, out=source)
 
 
-def _poison(arrays: Sequence[Any], start: int) -> None:
+def _poison(arrays: Sequence[Any]) -> None:
     arrays[0].fill(float("nan"))
 
 
-def _copy(arrays: Sequence[Any], start: int) -> None:
+def _copy(arrays: Sequence[Any]) -> None:
     import numpy as np
 
     np.copyto(arrays[0], arrays[1])
 
 
-def _triad(arrays: Sequence[Any], start: int) -> None:
-    """A pass over memory in cache-sized steps, since numpy has no fused multiply and add."""
+def _triad_step() -> Callable[[Sequence[Any]], None]:
+    """A triad of one pass over memory, in the calling thread alone."""
+    torch = cuda.require_torch()
+    torch.set_num_threads(1)  # of each of our threads; they are the parallelism
+
+    def triad(arrays: Sequence[Any]) -> None:
+        a, b, c = map(torch.from_numpy, arrays)
+        torch.add(b, c, alpha=SCALAR, out=a)
+
+    return triad
+
+
+def _check(arrays: Sequence[Any]) -> None:
+    """Compare every element with what the sources say, in cache-sized blocks."""
     import numpy as np
 
-    a, b, c = arrays
-    scratch = np.empty(min(BLOCK, len(a)))
-    for low in range(0, len(a), BLOCK):
-        high = min(low + BLOCK, len(a))
-        part = scratch[: high - low]
-        np.multiply(c[low:high], SCALAR, out=part)
-        np.add(b[low:high], part, out=a[low:high])
-
-
-def _check(op: str, target: Any, sources: Sequence[Any]) -> None:
-    """Compare every element with what the sources say; equal to the last bit."""
-    import numpy as np
-
+    target, *sources = arrays
     wrong = 0
-    for low in range(0, len(target), BLOCK):
-        cut = slice(low, low + BLOCK)
-        first, *rest = (s[cut] for s in sources)
-        expected = first if op == "copy" else first + SCALAR * rest[0]
-        wrong += int(np.count_nonzero(target[cut] != expected))
+    for low in range(0, len(target), CHECK_BLOCK):
+        first, *rest = (s[low : low + CHECK_BLOCK] for s in sources)
+        expected = first + SCALAR * rest[0] if rest else first
+        wrong += int(np.count_nonzero(target[low : low + CHECK_BLOCK] != expected))
     if wrong:
         raise ResultInvalid(
-            ReasonCode.WRONG_DATA, f"{wrong} of {len(target)} elements are wrong after {op}"
+            ReasonCode.WRONG_DATA, f"{wrong} of {len(target)} elements of a thread are wrong"
         )
 
 

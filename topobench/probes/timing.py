@@ -28,7 +28,8 @@ QUEUE_MAX = 256
 WARMUP_SHARE = 0.25
 """Largest share of the budget that warm-up may take."""
 N_FLOOR = 10
-"""Samples taken even past the budget, up to twice that budget."""
+"""Samples taken even past the budget, up to :data:`OVERRUN` times that budget."""
+OVERRUN = 4
 N_MAX = 1000
 SPIN_MIN_SECONDS = 1e-3
 SPIN_MAX_SECONDS = 60e-3
@@ -78,7 +79,7 @@ class Sampler:
     Args:
         tolerance: Relative half-width at which sampling converged (``topobench.stats``).
         budget_seconds: Warm-up and samples together; :data:`N_FLOOR` samples may take
-            up to twice that.
+            up to :data:`OVERRUN` times that.
     """
 
     tolerance: float
@@ -104,7 +105,6 @@ class Sampler:
             self.counted.append(sample)
             self.stop_reason = self._why_stop()
 
-    @property
     def done(self) -> bool:
         """Whether no more samples are wanted."""
         return self.stop_reason is not None
@@ -127,7 +127,7 @@ class Sampler:
         n, spent = len(self.counted), self._spent()
         if n >= self.n_max:
             return stats.end_reason(self.counted, self.tolerance, "n_max")
-        floor_met = n >= N_FLOOR or spent >= 2 * self.budget_seconds
+        floor_met = n >= N_FLOOR or spent >= OVERRUN * self.budget_seconds
         if spent >= self.budget_seconds and floor_met:
             return stats.end_reason(self.counted, self.tolerance, "budget")
         return None
@@ -151,7 +151,7 @@ def collect(
         sample: Times ``operations`` operations; returns seconds per operation.
     """
     sampler = Sampler(tolerance, budget_seconds, n_max)
-    while not sampler.done:
+    while not sampler.done():
         sampler.add(sample())
     return sampler.timed(operations)
 

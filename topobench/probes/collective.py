@@ -1,0 +1,433 @@
+"""
+What collectives share: meeting, agreeing, and timing the same operations on every rank.
+
+Rank 0 decides how many operations come next and tells the others; every rank times its
+own part; rank 0 takes the slowest of each. torch is imported inside functions only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import ipaddress
+import math
+import os
+import re
+import socket
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from topobench.errors import ProbeError, ProbeUnavailable
+from topobench.probes import cuda
+from topobench.probes.protocol import WorkerContext
+from topobench.probes.timing import (
+    QUEUE_MAX,
+    RETRIES,
+    SPIN_MAX_SECONDS,
+    SPIN_MIN_SECONDS,
+    Sampler,
+    Timed,
+    batch_size,
+    behind_spin,
+    wall,
+)
+from topobench.reading import ReasonCode
+
+TIMEOUT_SECONDS = 60.0
+LEAD = 2
+"""Untimed operations before the timed ones: they absorb the skew between the ranks."""
+ROUND_SAMPLES = 10
+"""Samples between two decisions of rank 0."""
+_STOP, _GIVE_UP = 0, -1
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The ranks of a gang, joined by torch.distributed."""
+
+    rank: int
+    ranks: int
+    backend: str
+    device: Any
+
+    def agree(self, values: Sequence[int]) -> list[int]:
+        """The values of rank 0, on every rank."""
+        import torch
+        import torch.distributed as dist
+
+        told = torch.tensor(list(values), dtype=torch.int64, device=self.device)
+        dist.broadcast(told, src=0)
+        return [int(v) for v in told.tolist()]
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """The values of every rank, by rank, on every rank; all give equally many."""
+        import torch
+        import torch.distributed as dist
+
+        own = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        rows = [torch.empty_like(own) for _ in range(self.ranks)]
+        dist.all_gather(rows, own)
+        return [[float(v) for v in row.tolist()] for row in rows]
+
+    def require_memory(self, own_bytes: int, available: int) -> None:
+        """
+        Refuse, on all ranks alike, what would not fit beside the ranks of the same memory.
+
+        Args:
+            own_bytes: What this rank is about to allocate.
+            available: Free memory of its GPU or host.
+
+        Raises:
+            ProbeError: ``not_enough_memory``.
+        """
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+        memory = self.rank if self.device.type == "cuda" else zlib.crc32(boot)
+        rows = self.gather([memory, own_bytes, available])
+        for memory_id, _, room in rows:
+            needed = sum(row[1] for row in rows if row[0] == memory_id)
+            if needed > 0.8 * room:
+                raise ProbeError(
+                    ReasonCode.NOT_ENOUGH_MEMORY,
+                    f"the ranks of one memory need {needed:.0f} bytes; {room:.0f} are free",
+                )
+
+
+@dataclass
+class _Joined:
+    group: Group
+    store: Any  # rank 0 serves the meeting point for as long as this lives
+    broken: str | None = None
+
+
+_joined: _Joined | None = None
+
+
+def join(context: WorkerContext, backend: str = "auto") -> Group:
+    """
+    Meet the other ranks; the cells of one worker keep one group.
+
+    Args:
+        backend: ``gloo``, ``nccl``, or ``auto``: nccl if the cell has GPUs.
+
+    Raises:
+        ProbeUnavailable: torch has no such backend, or nccl was asked for without a GPU.
+        ProbeError: ``rank_lost``: the others did not come, or were lost in an earlier cell.
+    """
+    global _joined  # a process can be in one default group only
+    chosen = ("nccl" if context.devices else "gloo") if backend == "auto" else backend
+    if _joined is None:
+        device = _device(context, chosen)
+        with errors_named():
+            _joined = _meet(context, chosen, device)
+        atexit.register(_leave)
+    group = _joined.group
+    if _joined.broken:
+        raise ProbeError(ReasonCode.RANK_LOST, f"lost in an earlier cell: {_joined.broken}")
+    if (group.rank, group.ranks, group.backend) != (context.rank, context.ranks, chosen):
+        raise ProbeError(
+            ReasonCode.INTERNAL,
+            f"this worker is rank {group.rank} of {group.ranks} over {group.backend}; a cell of "
+            f"rank {context.rank} of {context.ranks} over {chosen} needs another worker",
+        )
+    return group
+
+
+@contextlib.contextmanager
+def errors_named() -> Iterator[None]:
+    """
+    Turn what torch.distributed raises into ours; the group is unusable afterwards.
+
+    Raises:
+        ProbeError: ``rank_lost``, ``oom`` or ``cuda_error``.
+    """
+    try:
+        with cuda.errors_named():
+            yield
+    except ProbeError as error:
+        cause = error.__cause__
+        if isinstance(cause, RuntimeError) and _joined:
+            _joined.broken = error.text
+        if error.code == ReasonCode.CUDA_ERROR and "CUDA error" not in error.text:
+            raise ProbeError(ReasonCode.RANK_LOST, _plain(error.text)) from cause
+        raise
+
+
+def _plain(text: str) -> str:
+    """A message of gloo without its source position and its advice."""
+    return re.sub(r"^\[\S+:\d+\] ", "", text).partition(". This is typically")[0]
+
+
+def local_address(interface: str | None) -> str:
+    """
+    The address to meet at: of a named interface, or loopback when all ranks share this host.
+
+    Raises:
+        ProbeError: ``unsupported``: the interface has no address here.
+    """
+    if interface is None:
+        return "127.0.0.1"
+    found = dict(_addresses(interface))
+    for family in (socket.AF_INET, socket.AF_INET6):
+        if family in found:
+            return found[family]
+    raise ProbeError(ReasonCode.UNSUPPORTED, f"interface {interface!r} has no address on this host")
+
+
+def interface_towards(address: str, port: int) -> str | None:
+    """Name of the interface by which packets to an address leave; None if there is no route."""
+    family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, port))  # sends nothing
+            own = probe.getsockname()[0]
+    except OSError:
+        return None
+    return next((name for name in _interfaces() if (family, own) in _addresses(name)), None)
+
+
+def _interfaces() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
+
+
+def _addresses(interface: str) -> list[tuple[int, str]]:
+    import psutil
+
+    entries = psutil.net_if_addrs().get(interface, [])
+    families = (socket.AF_INET, socket.AF_INET6)
+    return [(e.family, e.address.partition("%")[0]) for e in entries if e.family in families]
+
+
+def _device(context: WorkerContext, backend: str) -> Any:
+    torch = cuda.require_torch()
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise ProbeUnavailable(ReasonCode.NO_PACKAGE, "this torch has no torch.distributed")
+    if backend == "gloo":
+        return torch.device("cpu")
+    cuda.require_gpu(context)
+    if not dist.is_nccl_available():
+        raise ProbeUnavailable(ReasonCode.NO_PACKAGE, "this torch was built without NCCL")
+    # A worker sees its own GPU alone, or all of its gang's on this host.
+    device = torch.device("cuda", context.rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _meet(context: WorkerContext, backend: str, device: Any) -> _Joined:
+    import torch.distributed as dist
+
+    timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
+    if context.rank == 0:
+        interface = context.interface or "lo"
+        store = _serve(local_address(context.interface), context, timeout)
+    else:
+        host, _, port = context.wait().rpartition(":")
+        host = host.strip("[]")
+        interface = context.interface or interface_towards(host, int(port)) or "lo"
+        store = dist.TCPStore(host, int(port), context.ranks, False, timeout)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if context.interface:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=context.rank,
+        world_size=context.ranks,
+        timeout=timeout,
+        device_id=device if backend == "nccl" else None,
+    )
+    return _Joined(Group(context.rank, context.ranks, backend, device), store)
+
+
+def _serve(address: str, context: WorkerContext, timeout: datetime.timedelta) -> Any:
+    """Rank 0's store, listening on one address only (torch's own would listen on all)."""
+    import torch.distributed as dist
+
+    v6 = ":" in address
+    listener = socket.socket(socket.AF_INET6 if v6 else socket.AF_INET)
+    listener.bind((address, 0))
+    listener.listen(max(128, context.ranks))
+    port = listener.getsockname()[1]
+    store = dist.TCPStore(
+        address,
+        port,
+        context.ranks,
+        True,
+        timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        use_libuv=False,  # older torch refuses a ready socket with libuv
+    )
+    context.publish(f"[{address}]:{port}" if v6 else f"{address}:{port}")
+    return store
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    if _joined and not _joined.broken and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class Operation(Protocol):
+    """A collective with its buffers, the same on every rank."""
+
+    def refill(self, count: int) -> None:
+        """Renew the data that the next ``count`` operations start from; untimed."""
+        ...
+
+    def enqueue(self, count: int) -> None:
+        """Run ``count`` operations (gloo) or enqueue them (nccl)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GangTimes:
+    """
+    What timing a gang gave.
+
+    Args:
+        slowest: For every sample the time of its slowest rank.
+        by_rank: Each rank's own times, by rank.
+        discarded: Samples in which a rank's spin ended early.
+    """
+
+    slowest: Timed
+    by_rank: tuple[Timed, ...]
+    discarded: int
+
+
+class Rounds:
+    """
+    Times one operation on all ranks, in rounds that rank 0 calls.
+
+    Args:
+        single: Each sample is one operation; else as many as fill a timed part.
+        round_max: Operations that may follow one refill (values grow with each).
+    """
+
+    def __init__(self, group: Group, operation: Operation, *, single: bool, round_max: int) -> None:
+        self._group = group
+        self._operation = operation
+        self._single = single
+        self._round_max = round_max
+        self._samples = _queued_samples(group) if group.backend == "nccl" else _wall_samples
+        self.discarded = 0
+        self._fruitless = 0
+
+    def measure(self, sampler: Sampler) -> GangTimes | None:
+        """
+        Time until ``sampler`` is content; None on every rank but 0.
+
+        Raises:
+            ProbeError: ``untimeable``, on every rank.
+        """
+        if self._group.rank:
+            self._follow()
+            return None
+        try:
+            return self._lead(sampler)
+        except ProbeError:
+            self._group.agree([_GIVE_UP, 0])
+            raise
+
+    def _follow(self) -> None:
+        while True:
+            count, samples = self._group.agree([0, 0])
+            if count == _STOP:
+                return
+            if count == _GIVE_UP:
+                raise ProbeError(ReasonCode.UNTIMEABLE, "rank 0 could not time this operation")
+            self._round(count, samples)
+
+    def _lead(self, sampler: Sampler) -> GangTimes:
+        count = self._fit()
+        rows: list[list[float]] = [[] for _ in range(self._group.ranks)]
+        while not sampler.done():
+            for column in self._call(count, self._samples_a_round(count, sampler)):
+                sampler.add(max(column))
+                for row, value in zip(rows, column, strict=True):
+                    row.append(value)
+                if sampler.done():
+                    break
+        self._group.agree([_STOP, 0])
+        slowest = sampler.timed(count)
+        by_rank = (Timed(tuple(r), slowest.warmups, slowest.stop_reason, count) for r in rows)
+        return GangTimes(slowest, tuple(by_rank), self.discarded)
+
+    def _samples_a_round(self, count: int, sampler: Sampler) -> int:
+        taken = [*sampler.warm, *sampler.counted]
+        if not taken:
+            return 1
+        in_time = int(sampler.budget_seconds / 8 / (count * taken[-1]))
+        return max(1, min(ROUND_SAMPLES, in_time, (self._round_max - LEAD) // count))
+
+    def _fit(self) -> int:
+        """Operations in a sample, all of which a spin can outlast."""
+        if self._single:
+            return 1
+
+        def timed(count: int) -> float:
+            columns = self._call(count, 3)
+            return count * max(columns[-1]) if columns else math.inf
+
+        count = batch_size(timed, most=max(1, min(QUEUE_MAX, self._round_max - LEAD)))
+        while count > 1 and not self._call(count, 3):
+            count //= 2
+        return count
+
+    def _call(self, count: int, samples: int) -> list[tuple[float, ...]]:
+        """Call a round; the valid samples, each with every rank's seconds per operation."""
+        self._group.agree([count, samples])
+        columns = list(zip(*self._round(count, samples), strict=True))
+        valid = [c for c in columns if not any(map(math.isnan, c))]
+        self.discarded += len(columns) - len(valid)
+        self._fruitless = 0 if valid else self._fruitless + 1
+        if self._fruitless > 2 * RETRIES:
+            raise ProbeError(
+                ReasonCode.UNTIMEABLE,
+                f"no spin of up to {SPIN_MAX_SECONDS * 1e3:.0f} ms outlasts enqueueing {count} "
+                "operations on every rank",
+            )
+        return valid
+
+    def _round(self, count: int, samples: int) -> list[list[float]]:
+        self._operation.refill(LEAD + count * samples)
+        return self._group.gather(self._samples(self._operation, count, samples))
+
+
+def _wall_samples(operation: Operation, count: int, samples: int) -> list[float]:
+    """Back to back; each sample by the host's clock, in seconds per operation."""
+    operation.enqueue(LEAD)
+    return [wall(lambda: operation.enqueue(count)) / count for _ in range(samples)]
+
+
+def _queued_samples(group: Group) -> Callable[[Operation, int, int], list[float]]:
+    """Each sample behind a spin, by the device's clock; NaN where the spin ended early."""
+    import torch
+
+    queue = cuda.CudaQueue(torch)
+    spins: dict[int, float] = {}
+
+    def samples_of(operation: Operation, count: int, samples: int) -> list[float]:
+        if count not in spins:
+            operation.enqueue(LEAD + count)  # loads kernels and connects, unhidden
+            queue.wait()
+            enqueueing = wall(lambda: operation.enqueue(LEAD + count))
+            queue.wait()
+            spins[count] = max(SPIN_MIN_SECONDS, 3 * enqueueing)
+        times = []
+        for _ in range(samples):
+            spin = min(spins[count], SPIN_MAX_SECONDS)
+            took = behind_spin(queue, operation.enqueue, count, spin_seconds=spin, lead=LEAD)
+            if took is None:
+                spins[count] = 2 * spin
+            times.append(math.nan if took is None else took / count)
+        return times
+
+    return samples_of
