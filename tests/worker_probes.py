@@ -58,7 +58,7 @@ class Steady(Base):
         context.note("pid", os.getpid())
         context.note("environment", dict(os.environ))
         context.note("deadline", context.deadline_seconds)
-        print("steady says hello")
+        sys.stdout.write("steady says hello\n")
         yield reading(self.value)
 
 
@@ -72,7 +72,7 @@ class Crasher(Base):
     def measure(self, context: WorkerContext) -> Iterator[Reading]:
         yield reading(5.0)
         if self.how.startswith("exit"):
-            print("last words", file=sys.stderr)
+            sys.stderr.write("last words\n")
             os._exit(int(self.how.removeprefix("exit") or 0))
         if self.how.startswith("SIG"):
             os.kill(os.getpid(), getattr(signal, self.how))
@@ -283,4 +283,3 @@ class Meeting(Base):
         if self.how == "hang":
             time.sleep(60)
         os.kill(os.getpid(), getattr(signal, self.how))
-

@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SWEEP = "TOPOBENCH_SWEEP"
 """Marks every process of ours with its sweep."""
@@ -30,15 +30,15 @@ PR_SET_CHILD_SUBREAPER = 36
 @dataclass(frozen=True, slots=True)
 class Process:
     """
-    A live process.
+    A live process; equal if pid and start are.
 
     Args:
         start: Clock ticks after boot, as /proc/PID/stat says.
     """
 
     pid: int
-    parent: int
-    session: int
+    parent: int = field(compare=False)
+    session: int = field(compare=False)
     start: int
 
 
@@ -122,8 +122,7 @@ def send(process: Process, number: int) -> None:
     except OSError:  # kernel without pidfd
         handle = None
     try:
-        current = find(process.pid)
-        if current is None or current.start != process.start:
+        if not _lives(process):
             return
         if handle is None:
             os.kill(process.pid, number)
@@ -151,19 +150,23 @@ def end(
         Those that live on all the same.
     """
     kill_at = time.monotonic() + grace_seconds
-    asked: set[Process] = set()
-    while alive := list(look()):
+    seen: set[Process] = set()
+    while alive := {*look(), *filter(_lives, seen)}:  # who lost its parent is not forgotten
         now = time.monotonic()
         for process in alive:
             if now >= kill_at:
                 send(process, signal.SIGKILL)
-            elif process not in asked:
+            elif process not in seen:
                 send(process, signal.SIGTERM)
-                asked.add(process)
+        seen |= alive
         if now > kill_at + limit_seconds:
-            return alive
+            return sorted(alive, key=lambda p: p.pid)
         time.sleep(0.02)
     return []
+
+
+def _lives(process: Process) -> bool:
+    return find(process.pid) == process
 
 
 def prctl(option: int, value: int | bytes) -> None:

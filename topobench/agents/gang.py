@@ -19,7 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from topobench.agents.worker_process import WorkerProcess, end_all
+from topobench import processes
+from topobench.agents.worker_process import KILL_GRACE_SECONDS, WorkerProcess, end_all
 from topobench.reading import MEASURED, Member, Reading, Reason, ReasonCode, Status
 
 _TICK_SECONDS = 0.1
@@ -157,6 +158,11 @@ class Gang:
             for worker in self._workers:
                 worker.wait(max(0.0, patience - time.monotonic()))
         self.end()
+
+    def kill(self) -> None:
+        """End the processes and touch nothing else: for a thread other than the owner's."""
+        families = [w.family for w in self._workers]
+        processes.end(lambda: processes.members(families), grace_seconds=KILL_GRACE_SECONDS)
 
     def end(self) -> None:
         """End what is left of the workers and of all they started."""

@@ -93,6 +93,7 @@ class Launcher:
         self._interface = interface
         self._limits = limits
         self._targets = targets or {}
+        self._gang: Gang | None = None
 
     def run(
         self,
@@ -119,6 +120,11 @@ class Launcher:
         numbers = attempt if isinstance(attempt, Mapping) else {c.id: attempt for c in cells}
         return self._run(list(cells), stop, numbers)
 
+    def close(self) -> None:
+        """End running workers from another thread; set the run's ``stop`` first."""
+        if self._gang is not None:
+            self._gang.kill()
+
     def _run(
         self, left: list[Cell], stop: threading.Event, numbers: Mapping[str, int]
     ) -> Iterator[Run]:
@@ -131,7 +137,7 @@ class Launcher:
             return
         false_starts = 0
         while left and not stop.is_set():
-            gang = Gang(self._seats(left[0]), setting.variables)
+            gang = self._gang = Gang(self._seats(left[0]), setting.variables)
             try:
                 refused = gang.ready(self._limits.start_up(left[0]), stop)
                 false_starts = false_starts + 1 if refused else 0

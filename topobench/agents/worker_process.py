@@ -26,7 +26,7 @@ LOG_LIMIT_BYTES = 64 << 20
 _TAIL_BYTES = 8192
 _TAIL_LINES = 60
 _CLOSED_PIPE_SECONDS = 2.0
-_KILL_GRACE_SECONDS = 1.0
+KILL_GRACE_SECONDS = 1.0
 
 
 class WorkerProcess:
@@ -195,12 +195,10 @@ class WorkerProcess:
         return Reason(ReasonCode.CRASHED, f"{text}: {last}" if last else text)
 
 
-def end_all(
-    workers: Sequence[WorkerProcess], *, grace_seconds: float = _KILL_GRACE_SECONDS
-) -> None:
+def end_all(workers: Sequence[WorkerProcess], *, grace_seconds: float = KILL_GRACE_SECONDS) -> None:
     """End workers and everything they started: TERM, a grace, KILL until none is left."""
     families = [w.family for w in workers]
-    processes.end(lambda: processes.members(families), grace_seconds=_KILL_GRACE_SECONDS)
+    processes.end(lambda: processes.members(families), grace_seconds=KILL_GRACE_SECONDS)
     for worker in workers:
         worker.release()
 

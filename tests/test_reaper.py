@@ -1,0 +1,153 @@
+"""Nothing that carries a driver's token outlives the driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from topobench import processes
+from topobench.agents import reaper
+
+ROOT = Path(__file__).parent.parent
+
+DRIVER = """
+import os, subprocess, sys, time
+from topobench.agents import reaper
+token = reaper.new_token()
+os.environ["TOPOBENCH_DRIVER"] = token
+watcher = {watcher}
+stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(120)"
+children = [subprocess.Popen(["sleep", "120"], start_new_session=True)]
+children.append(subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True))
+# Ray's workers lose their environment to their title: the token stays with the parent.
+shy = "import os, subprocess; e = dict(os.environ); del e['TOPOBENCH_DRIVER']; "
+shy += "subprocess.run(['sleep', '120'], env=e)"
+children.append(subprocess.Popen([sys.executable, "-c", shy]))
+reaper.ray_folder(token).mkdir()
+time.sleep(0.5)
+print(token, watcher and watcher.pid, flush=True)
+{then}
+"""
+
+
+def gone(look: Callable[[], object], seconds: float = 5.0) -> bool:
+    """Whether nothing is found any more within that time."""
+    until = time.monotonic() + seconds
+    while look() and time.monotonic() < until:
+        time.sleep(0.05)
+    return not look()
+
+
+def start_driver(
+    *, watcher: str = "reaper.start_reaper(token)", then: str = "time.sleep(120)"
+) -> tuple[subprocess.Popen[str], str, int | None]:
+    """A driver process, its token and its reaper's pid."""
+    program = DRIVER.format(watcher=watcher, then=then)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert driver.stdout is not None
+    token, pid = driver.stdout.readline().split()
+    return driver, token, None if pid == "None" else int(pid)
+
+
+def family(token: str) -> list[processes.Process]:
+    """Everything of a driver, those without the marker too."""
+    return reaper._with_token({token})
+
+
+@pytest.fixture
+def drivers() -> Iterator[list[tuple[subprocess.Popen[str], str]]]:
+    started: list[tuple[subprocess.Popen[str], str]] = []
+    yield started
+    for driver, token in started:
+        driver.kill()
+        driver.wait()
+        assert driver.stdout is not None
+        driver.stdout.close()
+        reaper.reap(token)
+
+
+Drivers = list[tuple[subprocess.Popen[str], str]]
+
+
+def test_everything_is_gone_after_the_driver_was_killed(drivers: Drivers) -> None:
+    driver, token, watcher = start_driver()
+    drivers.append((driver, token))
+    assert len(family(token)) == 4
+    assert watcher is not None
+
+    driver.kill()
+    driver.wait()
+
+    assert gone(lambda: family(token))
+    assert gone(lambda: processes.find(watcher))
+    assert not reaper.ray_folder(token).exists()
+
+
+def test_a_good_bye_ends_only_the_reaper(drivers: Drivers) -> None:
+    driver, token, watcher = start_driver(then="watcher.close(); watcher.close(); time.sleep(120)")
+    drivers.append((driver, token))
+    assert watcher is not None
+
+    assert gone(lambda: processes.find(watcher))
+    assert len(family(token)) == 4
+
+
+def test_a_dead_reaper_does_not_disturb_a_clean_end(drivers: Drivers) -> None:
+    driver, token, _ = start_driver(
+        then="os.kill(watcher.pid, 9); time.sleep(0.2); watcher.close(); print('closed')"
+    )
+    drivers.append((driver, token))
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "closed\n"
+    assert driver.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_the_reaper_stays_when_asked_politely(drivers: Drivers, number: int) -> None:
+    """A Ctrl-C or a scheduler's TERM to the whole group must not remove the safety net."""
+    driver, token, watcher = start_driver()
+    drivers.append((driver, token))
+    assert watcher is not None
+    os.kill(watcher, number)
+    driver.kill()
+    driver.wait()
+    assert gone(lambda: family(token))
+
+
+def test_the_next_start_ends_what_a_dead_driver_left(drivers: Drivers) -> None:
+    """Driver and reaper were both killed, as by an out-of-memory killer."""
+    driver, token, _ = start_driver(watcher="None")
+    drivers.append((driver, token))
+    alive, other, _ = start_driver(watcher="None")
+    drivers.append((alive, other))
+    driver.kill()
+    driver.wait()
+    assert len(family(token)) == 4
+
+    assert reaper.sweep_leftovers() >= 4
+
+    assert family(token) == []
+    assert not reaper.ray_folder(token).exists()
+    assert len(family(other)) == 4, "a living driver's processes are left alone"
+    assert reaper.ray_folder(other).exists()
+
+
+def test_tokens_of_other_boots_and_containers_are_left_alone() -> None:
+    pid, start, tail = reaper.new_token().split("-")
+    dead = f"{pid}-{int(start) - 1}-"
+    assert reaper._driver_is_dead(dead + tail)
+    assert not reaper._driver_is_dead(f"{pid}-{start}-{tail}")
+    assert not reaper._driver_is_dead(dead + "00000000" + tail[8:])
+    assert not reaper._driver_is_dead("nonsense")
