@@ -1,0 +1,156 @@
+"""Stores planned cells: each belongs to a series, which outlives the sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from topobench.db import places, schema
+from topobench.db.columns import digest
+from topobench.db.keys import Keys, insert_new
+from topobench.db.places import Places
+from topobench.db.records import Row, arm_row, case_row, cell_row, farthest_class, reason_from
+from topobench.db.sweeps import SweepRef, load_cells
+from topobench.reading import Arm, Case, Cell, Status
+
+
+def put_cells(connection: Connection, keys: Keys, ref: SweepRef, cells: Sequence[Cell]) -> None:
+    """Store cells; those already stored stay as they are."""
+    new = [c for c in cells if c.id not in ref.cells]
+    if not new:
+        return
+    series = _series_ids(connection, keys, ref, new)
+    rows = []
+    for position, (cell, series_id) in enumerate(zip(new, series, strict=True), len(ref.cells)):
+        row = cell_row(cell, sweep_id=ref.id, series_id=series_id, position=position)
+        rows.append({**row, "path_class": _path_class(ref.places, cell)})
+    insert_new(connection, schema.cell, rows)
+    ref.cells = load_cells(connection, ref.id)
+
+
+def stored_cells(connection: Connection, sweep_id: int) -> list[tuple[Cell, int]]:
+    """The cells of a sweep as they stand, with the number of their last attempt."""
+    rows = cell_rows(connection, sweep_id)
+    devices = device_keys(connection, {r.device_set_id for r in rows})
+    return [(_cell(r, devices[r.device_set_id]), r.attempt) for r in rows]
+
+
+def cell_rows(connection: Connection, sweep_id: int) -> Sequence[Any]:
+    """Rows of ``cell`` in planned order, with their case, arm and host."""
+    c, s, p = schema.cell, schema.series, schema.probe_case
+    a, h = schema.arm, schema.host
+    query = (
+        sa.select(
+            c,
+            *(s.c.n_ranks, s.c.device_set_id, p.c.probe, p.c.probe_version, p.c.params),
+            *(a.c.document.label("arm_document"), h.c.key.label("host_key")),
+        )
+        .select_from(c.join(s).join(p).join(a, a.c.id == s.c.arm_id).join(h, h.c.id == s.c.host_id))
+        .where(c.c.sweep_id == sweep_id)
+        .order_by(c.c.position, c.c.id)
+    )
+    return connection.execute(query).all()
+
+
+def device_keys(connection: Connection, set_ids: set[int]) -> dict[int, tuple[str, ...]]:
+    """The device keys of device sets, in order."""
+    m, d = schema.device_set_member, schema.device
+    found: dict[int, list[str]] = {i: [] for i in set_ids}
+    query = (
+        sa.select(m.c.device_set_id, d.c.key)
+        .select_from(m.join(d))
+        .where(m.c.device_set_id.in_(sa.bindparam("ids", expanding=True)))
+        .order_by(m.c.device_set_id, m.c.position)
+    )
+    ids = sorted(set_ids)
+    for start in range(0, len(ids), 400):
+        for set_id, key in connection.execute(query, {"ids": ids[start : start + 400]}):
+            found[set_id].append(key)
+    return {i: tuple(k) for i, k in found.items()}
+
+
+def _cell(row: Any, devices: tuple[str, ...]) -> Cell:
+    return Cell(
+        id=row.uuid,
+        case=Case(row.probe, row.probe_version, row.params),
+        host=row.host_key,
+        arm=Arm.from_json(row.arm_document),
+        devices=devices,
+        ranks=row.n_ranks,
+        process_no=row.process_no,
+        block=row.block,
+        order_in_block=row.order_in_block,
+        estimated_seconds=row.estimated_seconds,
+        status=Status(row.status),
+        reason=reason_from(row),
+    )
+
+
+def _series_ids(
+    connection: Connection, keys: Keys, ref: SweepRef, cells: Sequence[Cell]
+) -> list[int]:
+    """The series of each cell; new cases, arms, device sets and series are inserted."""
+    cases = [case_row(c.case) for c in cells]
+    arms = [arm_row(c.arm) for c in cells]
+    sets = [_device_set(connection, ref, c) for c in cells]
+    case_ids = keys.many(connection, schema.probe_case, cases)
+    arm_ids = keys.many(connection, schema.arm, arms)
+    set_ids = _set_ids(connection, keys, sets)
+    rows = []
+    for cell, case, arm, group in zip(cells, cases, arms, sets, strict=True):
+        identity = (ref.cluster, cell.host, case["digest"], arm["digest"], group["digest"])
+        rows.append(
+            {
+                "digest": digest(*identity, cell.ranks, ref.source, ref.synthetic),
+                "host_id": ref.places.hosts[cell.host],
+                "case_id": case_ids[case["digest"]],
+                "arm_id": arm_ids[arm["digest"]],
+                "device_set_id": set_ids[group["digest"]],
+                "n_ranks": cell.ranks,
+                "n_hosts": group["n_hosts"],
+                "source": ref.source,
+                "synthetic": ref.synthetic,
+            }
+        )
+    ids = keys.many(connection, schema.series, rows)
+    return [ids[r["digest"]] for r in rows]
+
+
+def _device_set(connection: Connection, ref: SweepRef, cell: Cell) -> Row:
+    """A row of ``device_set`` with the device ids in ``members``, and ``n_hosts``."""
+    host_id = places.host_id_of(connection, ref.places, cell.host)
+    ids = [places.device_id_of(connection, ref.places, host_id, d) for d in cell.devices]
+    owners = {ref.places.owners[i] for i in ids} | {host_id}
+    return {
+        "digest": digest(ids),
+        "n_devices": len(ids),
+        "label": ",".join(cell.devices),
+        "device_id": ids[0] if len(ids) == 1 else None,
+        "members": ids,
+        "n_hosts": len(owners),
+    }
+
+
+def _set_ids(connection: Connection, keys: Keys, sets: Sequence[Row]) -> Mapping[str, int]:
+    columns = ("digest", "n_devices", "label", "device_id")
+    ids = keys.many(connection, schema.device_set, [{k: g[k] for k in columns} for g in sets])
+    members = {
+        (ids[g["digest"]], n): {
+            "device_set_id": ids[g["digest"]],
+            "position": n,
+            "device_id": device_id,
+        }
+        for g in sets
+        for n, device_id in enumerate(g["members"])
+    }
+    if members:
+        insert_new(connection, schema.device_set_member, list(members.values()))
+    return ids
+
+
+def _path_class(known: Places, cell: Cell) -> str | None:
+    found = known.topologies.get(known.hosts[cell.host])
+    return farthest_class(found[1], cell.devices) if found and len(cell.devices) > 1 else None

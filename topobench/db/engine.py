@@ -1,0 +1,257 @@
+"""
+Connections to SQLite and PostgreSQL: URLs, pragmas, transactions, foreign errors mapped.
+
+Writing transactions of SQLite take the write lock at BEGIN: a transaction that reads
+first and writes later fails at once, whatever the busy timeout, when another writer came
+between. Readers use plain BEGIN and, in WAL mode, never block the writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
+
+from topobench.errors import StoreError, StoreUnreachable, UsageError
+
+BUSY_SECONDS = 20.0
+"""How long a writer of SQLite waits for another one."""
+
+CONNECT_SECONDS = 10
+
+
+def parse_url(url: str) -> URL:
+    """
+    The parsed URL of a store.
+
+    Raises:
+        UsageError: It names neither SQLite nor PostgreSQL.
+    """
+    accepted = "sqlite:///FILE, sqlite:////ABSOLUTE/FILE or postgresql+psycopg://HOST/DATABASE"
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise UsageError(f"store {mask_url(url)!r} is no database URL; use {accepted}") from error
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername not in ("sqlite", "postgresql+psycopg"):
+        raise UsageError(
+            f"store {mask_url(url)!r}: {parsed.drivername} is not known; use {accepted}"
+        )
+    if parsed.drivername == "sqlite" and not parsed.database:
+        raise UsageError(f"store {url!r} names no file; use sqlite:///FILE")
+    return parsed
+
+
+def mask_url(url: str | URL) -> str:
+    """The URL with its password as ``***``, fit for logs, reports and the database."""
+    if isinstance(url, URL):
+        return _masked(url)
+    try:
+        return _masked(make_url(url))
+    except ArgumentError:
+        head, at, tail = url.rpartition("@")
+        scheme = head.partition("://")
+        return f"{scheme[0]}://***@{tail}" if at else url
+
+
+def _masked(url: URL) -> str:
+    secret = {k: "***" for k in url.query if "pass" in k.lower() or "secret" in k.lower()}
+    return url.update_query_dict(secret).render_as_string(hide_password=True).replace("%2A", "*")
+
+
+def sqlite_path(url: URL) -> Path | None:
+    """The file of a SQLite URL; None for PostgreSQL and for ``:memory:``."""
+    if url.drivername != "sqlite" or url.database in (None, ":memory:"):
+        return None
+    return Path(str(url.database))
+
+
+def make_engine(url: URL, *, read_only: bool = False) -> Engine:
+    """
+    An engine whose writing transactions come from :func:`writing`.
+
+    Raises:
+        StoreError: The PostgreSQL driver is not installed.
+    """
+    if url.drivername == "sqlite":
+        return _sqlite_engine(url, read_only)
+    options = "-c default_transaction_read_only=on" if read_only else ""
+    arguments = {
+        "connect_timeout": CONNECT_SECONDS,
+        "keepalives_idle": 30,
+        "tcp_user_timeout": 30_000,  # milliseconds; a cut cable is noticed, not waited for
+        "application_name": "topobench",
+        **({"options": options} if options else {}),
+    }
+    try:
+        return sa.create_engine(url, connect_args=arguments, pool_pre_ping=True)
+    except (ImportError, NoSuchModuleError) as error:
+        raise StoreError(
+            f"store {mask_url(url)} needs psycopg 3: pip install 'topobench[postgres]' ({error})"
+        ) from error
+
+
+def _sqlite_engine(url: URL, read_only: bool) -> Engine:
+    path = sqlite_path(url)
+
+    def connect() -> sqlite3.Connection:
+        target = ":memory:" if path is None else sqlite_uri(path, read_only=read_only)
+        return sqlite3.connect(
+            target,
+            uri=path is not None,
+            timeout=BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+
+    pool = sa.StaticPool if path is None else sa.QueuePool
+    engine = sa.create_engine(url, creator=connect, poolclass=pool)
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: sqlite3.Connection, _record: object) -> None:
+        connection.execute("PRAGMA foreign_keys=ON")
+        if not read_only:
+            connection.execute("PRAGMA synchronous=NORMAL")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get("topobench_writes")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def sqlite_uri(path: Path, *, read_only: bool) -> str:
+    """
+    The ``file:`` URI of a database.
+
+    A reader in a folder it may not write to opens the file as immutable if there is no
+    write-ahead log: SQLite would otherwise want to make its shared-memory file there.
+    """
+    text = f"file:{quote(str(path.absolute()))}"
+    if not read_only:
+        return f"{text}?mode=rwc"
+    log = path.with_name(path.name + "-wal")
+    frozen = not os.access(path.absolute().parent, os.W_OK) and not log.exists()
+    return f"{text}?mode=ro" + ("&immutable=1" if frozen else "")
+
+
+def use_wal(path: Path) -> None:
+    """
+    Put a database file into WAL mode; the mode stays with the file.
+
+    Raises:
+        StoreError: SQLite would not (an exotic file system).
+        StoreUnreachable: Another process keeps the file locked.
+    """
+    with (
+        foreign_errors(str(path)),
+        contextlib.closing(
+            sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+        ) as connection,
+    ):
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+            return
+        # Changing the mode ignores the busy timeout, so we wait for other creators ourselves.
+        for _ in range(int(BUSY_SECONDS * 20)):
+            try:
+                mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+                break
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error):
+                    raise
+                time.sleep(0.05)
+        else:
+            raise StoreUnreachable(f"{path}: locked by another process for {BUSY_SECONDS:g} s")
+    if mode != "wal":
+        raise StoreError(
+            f"{path}: SQLite cannot use a write-ahead log here (journal mode {mode}); "
+            "put the file on a local disk"
+        )
+
+
+@contextlib.contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """One writing transaction: committed at the end, rolled back on an error."""
+    with foreign_errors(mask_url(engine.url)), engine.connect() as plain:
+        connection = plain.execution_options(topobench_writes=True)
+        with connection.begin():
+            yield connection
+
+
+@contextlib.contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """One transaction that sees one state of the database throughout."""
+    with foreign_errors(mask_url(engine.url)), engine.connect() as plain:
+        connection = plain
+        if engine.dialect.name == "postgresql":
+            connection = plain.execution_options(
+                isolation_level="REPEATABLE READ", postgresql_readonly=True
+            )
+        with connection.begin():
+            yield connection
+
+
+@contextlib.contextmanager
+def foreign_errors(where: str) -> Iterator[None]:
+    """Map errors of SQLAlchemy, sqlite3 and psycopg to ours."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise _mapped(error.orig or error, where, lost=_is_lost(error)) from error
+    except SQLAlchemyError as error:
+        raise StoreError(f"{where}: {error}") from error
+    except sqlite3.Error as error:
+        raise _mapped(error, where, lost=isinstance(error, sqlite3.OperationalError)) from error
+
+
+def _is_lost(error: DBAPIError) -> bool:
+    return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+
+
+_ADVICE = {
+    "database is locked": "another process is writing; end it or wait",
+    "database or disk is full": "make room on the disk",
+    "disk i/o error": "look at the disk and its file system",
+}
+_BROKEN = {
+    "file is not a database": "it is no SQLite file; name another file or move it away",
+    "database disk image is malformed": (
+        "the file is damaged; move it away, or mend a copy with `sqlite3 FILE .recover`"
+    ),
+    "unable to open database file": "check that the folder exists and may be written to",
+    "attempt to write a readonly database": "it may not be written to; check its owner and mode",
+    "no such table": "it was not made by topobench; name another file",
+}
+
+
+def _mapped(error: Any, where: str, *, lost: bool) -> StoreError:
+    text = str(error).strip()
+    lowered = text.lower()
+    for symptom, advice in _BROKEN.items():
+        if symptom in lowered:
+            return StoreError(f"{where}: {text}: {advice}")
+    for symptom, advice in _ADVICE.items():
+        if symptom in lowered:
+            return StoreUnreachable(f"{where}: {text}: {advice}")
+    if not lost:
+        return StoreError(f"{where}: {text}")
+    return StoreUnreachable(f"{where}: {text}")

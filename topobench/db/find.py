@@ -1,0 +1,49 @@
+"""Finds sweeps by what people type: an id, its beginning, or ``latest``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from topobench.db import schema
+from topobench.errors import NotFound
+
+LATEST = "latest"
+
+
+def sweep_query() -> sa.Select[Any]:
+    """Sweeps with the name of their ``cluster``, newest first."""
+    s, c = schema.sweep, schema.cluster
+    return (
+        sa.select(s, c.c.name.label("cluster"))
+        .select_from(s.join(c))
+        .order_by(s.c.started_at.desc(), s.c.id.desc())
+    )
+
+
+def find_sweep(connection: Connection, text: str) -> Any:
+    """
+    The one sweep a text means.
+
+    Raises:
+        NotFound: None or several; the message names some.
+    """
+    query = sweep_query()
+    if text == LATEST:
+        newest = connection.execute(query.limit(1)).first()
+        if newest is None:
+            raise NotFound("no sweep is stored yet; `topobench probe` makes one")
+        return newest
+    column = schema.sweep.c.uuid
+    begins = column.startswith(text.lower(), autoescape=True)
+    found = connection.execute(query.where(begins).limit(4)).all() if text else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        named = ", ".join(r.uuid[: len(text) + 8] for r in found)
+        raise NotFound(f"several sweeps begin with {text!r}: {named}; give more of the id")
+    recent = [r.uuid[:8] for r in connection.execute(query.limit(3))]
+    known = f"the newest are {', '.join(recent)}" if recent else "none is stored yet"
+    raise NotFound(f"no sweep begins with {text!r}; {known}")

@@ -1,0 +1,19 @@
+"""
+${message}.
+
+Revision: ${up_revision}; follows ${down_revision | comma,n}.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+${imports if imports else ""}
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    ${upgrades if upgrades else "pass"}

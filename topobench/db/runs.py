@@ -1,0 +1,153 @@
+"""Stores a run with its readings, samples and members, and brings its cell up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from topobench.db import places, schema
+from topobench.db.columns import clean_text
+from topobench.db.keys import Keys, insert_id
+from topobench.db.metrics import Metrics
+from topobench.db.records import (
+    Row,
+    environment_row,
+    fault,
+    judged_status,
+    member_row,
+    reading_row,
+    run_digest,
+    run_row,
+    sample_row,
+)
+from topobench.db.sweeps import CellRef, SweepRef
+from topobench.errors import StoreConflict
+from topobench.reading import MEASURED, Run, to_json
+
+_BY_UUID = sa.select(schema.run.c.digest).where(schema.run.c.uuid == sa.bindparam("uuid"))
+
+
+def is_stored(connection: Connection, run: Run) -> bool:
+    """
+    Whether this very run is stored.
+
+    Raises:
+        StoreConflict: Another run has its UUID.
+    """
+    found = connection.execute(_BY_UUID, {"uuid": run.id}).scalar()
+    if found is None:
+        return False
+    if found != run_digest(run):
+        raise StoreConflict(
+            f"run {run.id} is already stored with another content; each run needs a UUID of its own"
+        )
+    return True
+
+
+def put_run(connection: Connection, keys: Keys, metrics: Metrics, ref: SweepRef, run: Run) -> None:
+    """Store a run that is not stored yet."""
+    cell = ref.cells[run.cell]
+    stored = [metrics.get(connection, r.metric, cell.probe) for r in run.readings]
+    faults = [fault(r, m.metric) for r, m in zip(run.readings, stored, strict=True)]
+    status, reason = judged_status(run, [f for f in faults if f])
+    environment = environment_row(run.environment, ref.places.machine(cell.host_id))
+    wiring = ref.places.topologies.get(cell.host_id)
+    row = {
+        **run_row(run, status, reason),
+        "cell_id": cell.id,
+        "sweep_id": ref.id,
+        "series_id": cell.series_id,
+        "environment_id": keys.one(connection, schema.environment, environment),
+        "topology_id": wiring[0] if wiring else None,
+    }
+    run_id = insert_id(connection, schema.run, row)
+    measured = status in MEASURED
+    readings = [
+        reading_row(n, r, m.id, usable=measured and f is None)
+        for n, (r, m, f) in enumerate(zip(run.readings, stored, faults, strict=True))
+    ]
+    samples = [sample_row(n, r.samples) for n, r in enumerate(run.readings) if r.samples]
+    _insert(connection, schema.run_detail, run_id, [_detail_row(run)])
+    _insert(connection, schema.run_member, run_id, _member_rows(connection, ref, run))
+    _insert(connection, schema.reading, run_id, readings)
+    _insert(connection, schema.sample, run_id, [s for s in samples if s is not None])
+    _update_cell(connection, cell, row)
+    if measured:
+        _update_series(connection, cell, row)
+
+
+def _insert(connection: Connection, table: sa.Table, run_id: int, rows: Sequence[Row]) -> None:
+    for row in rows:
+        row["run_id"] = run_id
+    if rows:
+        connection.execute(table.insert(), rows)
+
+
+def _detail_row(run: Run) -> Row:
+    return {
+        "conditions": to_json(run.conditions),
+        "warnings": list(run.warnings),
+        "log_tail": clean_text(run.log_tail),
+    }
+
+
+def _member_rows(connection: Connection, ref: SweepRef, run: Run) -> list[Row]:
+    rows = []
+    for member in run.members:
+        host_id = places.host_id_of(connection, ref.places, member.host)
+        device_id = None
+        if member.device:
+            device_id = places.device_id_of(connection, ref.places, host_id, member.device)
+        rows.append(member_row(member, host_id=host_id, device_id=device_id))
+    return rows
+
+
+def _update_cell(connection: Connection, cell: CellRef, row: Row) -> None:
+    """A cell shows its last attempt; an earlier one that arrives late changes nothing."""
+    columns = ("status", "reason_code", "reason", "attempt")
+    connection.execute(
+        _CELL, {"cell": cell.id, "number": row["attempt"], **{f"new_{k}": row[k] for k in columns}}
+    )
+
+
+def _update_series(connection: Connection, cell: CellRef, row: Row) -> None:
+    """A series knows the sweep it was last measured in; v_latest rests on it."""
+    connection.execute(
+        _SERIES,
+        {
+            "series": cell.series_id,
+            "new_sweep": row["sweep_id"],
+            "new_at": row["started_at"],
+            "new_unix": row["started_unix_seconds"],
+        },
+    )
+
+
+_c, _s = schema.cell.c, schema.series.c
+_CELL = (
+    schema.cell.update()
+    .where(_c.id == sa.bindparam("cell"), _c.attempt <= sa.bindparam("number"))
+    .values(
+        status=sa.bindparam("new_status"),
+        reason_code=sa.bindparam("new_reason_code"),
+        reason=sa.bindparam("new_reason"),
+        attempt=sa.bindparam("new_attempt"),
+    )
+)
+_SERIES = (
+    schema.series.update()
+    .where(
+        _s.id == sa.bindparam("series"),
+        sa.or_(
+            _s.latest_unix_seconds.is_(None),
+            _s.latest_unix_seconds <= sa.bindparam("new_unix"),
+        ),
+    )
+    .values(
+        latest_sweep_id=sa.bindparam("new_sweep"),
+        latest_at=sa.bindparam("new_at"),
+        latest_unix_seconds=sa.bindparam("new_unix"),
+    )
+)

@@ -1,0 +1,200 @@
+"""Rows of ``sweep``, and what a writer remembers of the sweep it writes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from topobench.db import places, schema
+from topobench.db.columns import parse_time, time_text, unix_seconds
+from topobench.db.keys import insert_id
+from topobench.db.places import Places
+from topobench.db.records import Row, finite
+from topobench.errors import NotFound, StoreConflict
+
+
+@dataclass(frozen=True, slots=True)
+class SweepStart:
+    """
+    What is known when a sweep begins.
+
+    Args:
+        config_text: The effective configuration, secrets masked.
+        source: ``probe``, or ``import:nccl-tests`` and the like.
+        synthetic: Made by ``demo``; never mixed with what was measured.
+    """
+
+    id: str
+    cluster: str
+    profile: str
+    trigger: str
+    seed: int | None
+    tool_version: str
+    started_at: str
+    config_text: str | None = None
+    estimated_seconds: float | None = None
+    budget_seconds: float | None = None
+    warnings: Sequence[str] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    tag: str | None = None
+    source: str = "probe"
+    synthetic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CellRef:
+    """What storing a run needs to know of its cell."""
+
+    id: int
+    series_id: int
+    host_id: int
+    probe: str
+
+
+@dataclass(slots=True)
+class SweepRef:
+    """What storing needs to know of a sweep; cells by UUID."""
+
+    id: int
+    uuid: str
+    cluster: str
+    source: str
+    synthetic: int
+    places: Places
+    cells: dict[str, CellRef]
+
+
+def put_sweep(connection: Connection, start: SweepStart) -> None:
+    """
+    Store a sweep; once more is the same.
+
+    Raises:
+        StoreConflict: Another sweep has this UUID.
+    """
+    table = schema.sweep
+    row = _sweep_row(start)
+    found = connection.execute(sa.select(table).where(table.c.uuid == start.id)).first()
+    if found is None:
+        row["cluster_id"] = places.cluster_id(connection, start.cluster)
+        row["warnings"] = [*row["warnings"], *_clock_warnings(connection, row)]
+        insert_id(connection, table, row)
+    elif (found.started_at, found.seed) != (row["started_at"], row["seed"]):
+        raise StoreConflict(f"sweep {start.id} is already stored with another start or seed")
+
+
+def load_sweep(connection: Connection, uuid: str) -> SweepRef:
+    """
+    Read back what is stored of a sweep.
+
+    Raises:
+        NotFound: It is not stored.
+    """
+    s, c = schema.sweep, schema.cluster
+    row = connection.execute(
+        sa.select(s.c.id, s.c.cluster_id, c.c.name, s.c.source, s.c.synthetic)
+        .select_from(s.join(c))
+        .where(s.c.uuid == uuid)
+    ).first()
+    if row is None:
+        raise NotFound(f"sweep {uuid} is not stored; begin_sweep comes first")
+    return SweepRef(
+        id=row.id,
+        uuid=uuid,
+        cluster=row.name,
+        source=row.source,
+        synthetic=row.synthetic,
+        places=places.load(connection, row.id, row.cluster_id),
+        cells=load_cells(connection, row.id),
+    )
+
+
+def load_cells(connection: Connection, sweep_id: int) -> dict[str, CellRef]:
+    """The cells of a sweep, by UUID."""
+    c, s, p = schema.cell, schema.series, schema.probe_case
+    query = (
+        sa.select(c.c.uuid, c.c.id, c.c.series_id, s.c.host_id, p.c.probe)
+        .select_from(c.join(s).join(p))
+        .where(c.c.sweep_id == sweep_id)
+    )
+    return {
+        r.uuid: CellRef(r.id, r.series_id, r.host_id, r.probe) for r in connection.execute(query)
+    }
+
+
+def set_status(
+    connection: Connection, uuid: str, status: str, ended_at: str | None, warnings: Sequence[str]
+) -> None:
+    """
+    Set the status of a sweep; an end before its start is flagged as a clock step.
+
+    Raises:
+        NotFound: It is not stored.
+    """
+    table = schema.sweep
+    row = connection.execute(sa.select(table).where(table.c.uuid == uuid)).first()
+    if row is None:
+        raise NotFound(f"sweep {uuid} is not stored")
+    notes = [*row.warnings, *warnings]
+    if ended_at is not None and parse_time(ended_at) < parse_time(row.started_at):
+        notes.append(
+            f"clock_step: the sweep ended at {ended_at}, before it started at "
+            f"{row.started_at}: the clock was set back"
+        )
+    connection.execute(
+        table.update().where(table.c.id == row.id),
+        {"status": status, "ended_at": ended_at, "warnings": list(dict.fromkeys(notes))},
+    )
+
+
+def without_passwords(text: str) -> str:
+    """The text with the passwords of URLs as ``***``."""
+    return re.sub(r"(\w://[^\s:/@]*):[^\s@]*@", r"\1:***@", text)
+
+
+def _sweep_row(start: SweepStart) -> Row:
+    started = time_text(parse_time(start.started_at))
+    text = None if start.config_text is None else without_passwords(start.config_text)
+    return {
+        "uuid": start.id,
+        "profile": start.profile,
+        "trigger": start.trigger,
+        "tag": start.tag,
+        "status": "running",
+        "seed": start.seed,
+        "tool_version": start.tool_version,
+        "config_hash": None if text is None else hashlib.sha256(text.encode()).hexdigest(),
+        "config_text": text,
+        "started_at": started,
+        "started_unix_seconds": unix_seconds(started),
+        "estimated_seconds": finite(start.estimated_seconds),
+        "budget_seconds": finite(start.budget_seconds),
+        "source": start.source,
+        "synthetic": int(start.synthetic),
+        "labels": dict(start.labels),
+        "warnings": list(start.warnings),
+    }
+
+
+def _clock_warnings(connection: Connection, row: Row) -> list[str]:
+    """A warning if the newest sweep of this cluster and source began after this one."""
+    if row["source"] != "probe" or row["synthetic"]:
+        return []
+    table = schema.sweep
+    newest = connection.execute(
+        sa.select(sa.func.max(table.c.started_at)).where(
+            table.c.cluster_id == row["cluster_id"],
+            table.c.source == row["source"],
+            table.c.synthetic == row["synthetic"],
+        )
+    ).scalar()
+    if newest is None or newest <= row["started_at"]:
+        return []
+    return [
+        f"clock_step: the newest stored sweep began at {newest}, after this one at "
+        f"{row['started_at']}: a clock was set back, or this sweep comes from a spool"
+    ]

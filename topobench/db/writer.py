@@ -1,0 +1,123 @@
+"""
+Writes a sweep: one transaction to begin it, one for each run, one to end it.
+
+Everything is idempotent by the UUIDs its makers chose, so a call may be repeated after a
+lost connection, and a spool may be imported twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine
+
+from topobench.db import places, runs, schema, sweeps
+from topobench.db.cells import put_cells
+from topobench.db.engine import writing
+from topobench.db.keys import Keys
+from topobench.db.metrics import Metrics
+from topobench.db.sweeps import SweepRef, SweepStart
+from topobench.errors import NotFound
+from topobench.host import Host
+from topobench.reading import Cell, Run
+
+
+class Stored(enum.StrEnum):
+    """What became of a run that was handed in."""
+
+    STORED = "stored"
+    ALREADY_STORED = "already stored"
+
+
+class Writer:
+    """
+    The one writer of a store; safe to call from several threads.
+
+    Args:
+        still_there: Raises StoreUnreachable if the database's file was taken away.
+    """
+
+    def __init__(self, engine: Engine, still_there: Callable[[], None]) -> None:
+        self._engine = engine
+        self._still_there = still_there
+        self._lock = threading.RLock()
+        self._keys = Keys()
+        self._metrics = Metrics()
+        self._sweeps: dict[str, SweepRef] = {}
+        self._sweep_of_cell: dict[str, str] = {}
+
+    def begin_sweep(self, start: SweepStart, hosts: Sequence[Host], cells: Sequence[Cell]) -> None:
+        """Store a sweep, its hosts and its planned cells in one transaction."""
+        with self._transaction() as connection:
+            sweeps.put_sweep(connection, start)
+            self._add(connection, start.id, hosts, cells)
+
+    def add(self, sweep: str, hosts: Sequence[Host] = (), cells: Sequence[Cell] = ()) -> None:
+        """Add hosts and cells to a sweep."""
+        with self._transaction() as connection:
+            self._add(connection, sweep, hosts, cells)
+
+    def put_run(self, run: Run) -> Stored:
+        """Store a run and its readings, and bring its cell up to date."""
+        with self._transaction() as connection:
+            if runs.is_stored(connection, run):
+                return Stored.ALREADY_STORED
+            ref = self._ref(connection, self._sweep_uuid(connection, run))
+            if run.cell not in ref.cells:  # planned by another process meanwhile
+                ref.cells = sweeps.load_cells(connection, ref.id)
+            runs.put_run(connection, self._keys, self._metrics, ref, run)
+        return Stored.STORED
+
+    def set_status(
+        self, sweep: str, status: str, *, ended_at: str | None, warnings: Sequence[str] = ()
+    ) -> None:
+        """Set the status of a sweep."""
+        with self._transaction() as connection:
+            sweeps.set_status(connection, sweep, status, ended_at, warnings)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with self._lock:
+            self._still_there()
+            try:
+                with writing(self._engine) as connection:
+                    yield connection
+            except BaseException:
+                # Ids found in a transaction that was rolled back must not be used again.
+                self._keys.forget()
+                self._metrics.forget()
+                self._sweeps.clear()
+                raise
+
+    def _ref(self, connection: Connection, uuid: str) -> SweepRef:
+        known = self._sweeps.get(uuid)
+        if known is None:
+            known = self._sweeps[uuid] = sweeps.load_sweep(connection, uuid)
+        return known
+
+    def _add(
+        self, connection: Connection, uuid: str, hosts: Sequence[Host], cells: Sequence[Cell]
+    ) -> None:
+        ref = self._ref(connection, uuid)
+        for position, host in enumerate(hosts, len(ref.places.topologies)):
+            places.put_host(connection, self._keys, ref.places, ref.id, position, host)
+        put_cells(connection, self._keys, ref, cells)
+
+    def _sweep_uuid(self, connection: Connection, run: Run) -> str:
+        known = self._sweep_of_cell.get(run.cell)
+        if known is None:
+            s, c = schema.sweep, schema.cell
+            query = sa.select(s.c.uuid).select_from(c.join(s)).where(c.c.uuid == run.cell)
+            known = connection.execute(query).scalar()
+            if known is None:
+                raise NotFound(
+                    f"run {run.id} is of cell {run.cell}, which is not stored; "
+                    "plan_cells comes first"
+                )
+            cells = self._ref(connection, known).cells
+            self._sweep_of_cell.update(dict.fromkeys(cells, known))
+        return known
