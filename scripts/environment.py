@@ -178,8 +178,8 @@ def install_locked(wanted: Wanted) -> None:
     say(f"installing the packages of {lock.name}")
     # The lock pins every package; constraints that a machine sets for other work must not
     # contradict it.
-    pip(wanted, "install", "-q", "-r", str(lock), environment={"PIP_CONSTRAINT": os.devnull})
-    pip(wanted, "install", "-q", "--no-deps", "--no-build-isolation", "-e", str(wanted.root))
+    pip(wanted, "install", "-qq", "-r", str(lock), environment={"PIP_CONSTRAINT": os.devnull})
+    pip(wanted, "install", "-qq", "--no-deps", "--no-build-isolation", "-e", str(wanted.root))
 
 
 def facts_of(python: Path | str) -> TorchFacts:
