@@ -69,14 +69,16 @@ class Lab:
         *,
         on: Host | None = None,
         seconds: float = 20.0,
+        start: float = 10.0,
         env: Mapping[str, str] | None = None,
     ) -> Launcher:
+        """With ``seconds`` + ``start`` for a cell."""
         return Launcher(
             sweep=self.sweep,
             host=on or host(),
             env={"PYTHONPATH": str(TESTS), **(env or {})},
             log_dir=self.logs,
-            limits=Limits(least=seconds, factor=1.0, start=10.0, start_gpu=10.0),
+            limits=Limits(least=seconds, factor=1.0, start=start, start_gpu=start),
             targets=PROBES,
         )
 

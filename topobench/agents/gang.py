@@ -114,7 +114,8 @@ class Gang:
         reason = worker.fault or Reason(
             ReasonCode.DEADLINE, f"the worker said nothing for {seconds:.0f} s after its start"
         )
-        if worker.died and self._seats[worker.rank].wrapped:
+        unbound = worker.died and self._seats[worker.rank].wrapped
+        if unbound:
             reason = _numactl_failed(reason, worker.log_tail())
         return Outcome(
             Status.FAILED if worker.fault else Status.TIMEOUT,
@@ -122,7 +123,7 @@ class Gang:
             seconds=time.monotonic() - began,
             members=self._members(),
             log_tail=self._log_tail(worker.rank),
-            for_all=reason.code not in (ReasonCode.SIGNAL, ReasonCode.OOM, ReasonCode.CRASHED),
+            for_all=unbound,
         )
 
     def measure(self, go: Mapping[str, Any], seconds: float, stop: threading.Event) -> Outcome:
