@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from topobench.agents.discover.tree import Tree
 from topobench.errors import DiscoveryError
 from topobench.host import HostFacts
-from topobench.topology import Topology
+from topobench.topology import Gpu, Topology
 
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 """Runs a program that only reads; raises DiscoveryError when it cannot be run."""
@@ -99,9 +99,14 @@ class Subject:
         return self.topology.machine.container
 
     @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Whole GPUs, without their MIG slices."""
+        return tuple(g for g in self.topology.gpus if not g.is_slice)
+
+    @property
     def has_rdma(self) -> bool:
-        """Whether an RDMA device is there; other interfaces have no link layer."""
-        return any(nic.link_layer for nic in self.topology.nics)
+        """Whether an RDMA device is there."""
+        return bool(self.tree.names("sys/class/infiniband"))
 
     def runs_program(self, name: str) -> bool:
         """Whether a process of that name is in sight; the kernel keeps 15 letters of it."""

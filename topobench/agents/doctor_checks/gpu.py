@@ -44,7 +44,7 @@ def _gpu_functions(subject: Subject) -> list[PciDevice]:
 
 def _gpus(subject: Subject) -> list[Gpu]:
     """GPUs that NVML named: the ones nvidia-smi can be asked about."""
-    return [gpu for gpu in subject.topology.gpus if gpu.uuid]
+    return [gpu for gpu in subject.gpus if gpu.uuid]
 
 
 @check(
@@ -56,7 +56,7 @@ def gpu_driver(subject: Subject) -> Outcome:
     on_bus = _gpu_functions(subject)
     version = subject.topology.machine.driver
     if version:
-        return ok(f"driver {version}, {len(subject.topology.gpus)} GPUs")
+        return ok(f"driver {version}, {len(subject.gpus)} GPUs")
     if not on_bus:
         return ok("no NVIDIA GPU")
     held = count([d.driver or "no driver" for d in on_bus])
@@ -84,17 +84,14 @@ def gpu_library(subject: Subject) -> Outcome | None:
     library, version = _library(subject)
     if version and version != module:
         return _mismatch(subject, f"library {version}, kernel module {module}")
-    if _gpus(subject):
+    if _gpus(subject) or not subject.gpus:
         return ok(f"library {version or 'of unknown version'}, kernel module {module}")
     if library is None:
         return _no_library(subject, module)
-    answer = subject.ask("nvidia-smi", "-L")
-    text = (answer.stdout + answer.stderr).strip()
-    if "version mismatch" in text:
-        return _mismatch(subject, f"{' '.join(text.split())}; kernel module {module}")
-    if answer.returncode:
-        return error(f"nvidia-smi: {text.partition(chr(10))[0]}")
-    return unknown("nvidia-smi sees GPUs, but discovery got none from NVML")
+    told = [w.text for w in subject.topology.warnings if w.code == "nvml"]
+    if any("versions differ" in text for text in told):
+        return _mismatch(subject, f"{told[0]}; kernel module {module}")
+    return error(told[0]) if told else unknown("NVML named no GPU")
 
 
 def _mismatch(subject: Subject, found: str) -> Outcome:
@@ -142,7 +139,7 @@ def torch(subject: Subject) -> Outcome:
         return error(reason, f"{pip} install torch", f"{pip} uninstall -y torch")
     if facts.torch_error is None:
         return ok(facts.torch)
-    found = f"torch {facts.torch}: {facts.torch_error}"
+    found = facts.torch_error
     build = _torch_build(subject.topology.machine.cuda)
     if build is None or facts.torch.endswith(f"+{build}"):
         return error(found, note="install a newer driver, or see what holds the GPUs")

@@ -28,7 +28,7 @@ _REDIRECTS = 0x1C
 )
 def fabric_manager(subject: Subject) -> Outcome | None:
     """Whether the switches between GPUs are managed; only where there are any."""
-    gpus = subject.topology.gpus
+    gpus = subject.gpus
     kinds = {link.remote_kind or "" for g in gpus if g.nvlink for link in g.nvlink.links}
     if not subject.topology.nvswitches and not any("switch" in kind for kind in kinds):
         return None
@@ -50,7 +50,7 @@ def fabric_manager(subject: Subject) -> Outcome | None:
 def gpu_direct_rdma(subject: Subject) -> Outcome | None:
     """Whether an RDMA device can reach GPU memory."""
     version = subject.read("/proc/driver/nvidia/version")
-    if not subject.topology.gpus or not subject.has_rdma or version is None:
+    if not subject.gpus or not subject.has_rdma or version is None:
         return None
     if subject.path("/sys/module/nvidia_peermem").is_dir():
         return ok("nvidia_peermem loaded")
@@ -84,7 +84,7 @@ def pcie_acs(subject: Subject) -> Outcome | None:
 def _bridges_above_gpus(subject: Subject) -> list[PciDevice]:
     by_address = {d.address: d for d in subject.topology.pci}
     found: dict[str, PciDevice] = {}
-    for gpu in subject.topology.gpus:
+    for gpu in subject.gpus:
         device = by_address.get(gpu.pci_address or "")
         while device and (device := by_address.get(device.parent or "")):
             found[device.address] = device
@@ -93,7 +93,7 @@ def _bridges_above_gpus(subject: Subject) -> list[PciDevice]:
 
 def _has_peers(subject: Subject) -> bool:
     """Whether there is a second device for a GPU to talk to over PCIe."""
-    return len(subject.topology.gpus) > 1 or subject.has_rdma
+    return len(subject.gpus) > 1 or subject.has_rdma
 
 
 def _acs_control(subject: Subject, address: str) -> int:
@@ -123,7 +123,7 @@ def _setpci(address: str, control: int) -> str:
 )
 def iommu(subject: Subject) -> Outcome | None:
     """Whether the IOMMU stands between a GPU and what it talks to."""
-    addresses = [g.pci_address for g in subject.topology.gpus if g.pci_address]
+    addresses = [g.pci_address for g in subject.gpus if g.pci_address]
     if not addresses:
         return None
     kinds = {a: subject.read(f"{_DEVICES}/{a}/iommu_group/type") for a in addresses}

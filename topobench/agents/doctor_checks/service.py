@@ -36,7 +36,7 @@ def shared_memory(subject: Subject) -> Outcome:
     found = f"{size / _MIB:.0f} MiB"
     if size >= _SHM_WANTED:
         return ok(found)
-    bad = error if len(subject.topology.gpus) > 1 else warn
+    bad = error if len(subject.gpus) > 1 else warn
     if subject.container == "kubernetes":
         volume = "{name: shm, emptyDir: {medium: Memory, sizeLimit: 8Gi}}"
         return bad(found, volume, note="the line belongs under the pod's volumes, for /dev/shm")
