@@ -1,0 +1,54 @@
+"""What several test files use: servers, folders, and skipping what this host lacks."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from needs import BY_MARK
+from postgres import Server, start
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose mark names something this host lacks, and say what."""
+    for mark in item.iter_markers():
+        missing = BY_MARK[mark.name]() if mark.name in BY_MARK else None
+        if missing:
+            pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """Recorded machines and tool outputs kept beside the checkout, not in it."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip(f"no recorded data at {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A PostgreSQL server of this session's own."""
+    server = start(tmp_path_factory)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: Server) -> str:
+    """An empty PostgreSQL database of this test's own, owned by a plain role."""
+    return postgres_server.new_database(f"t{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database; each test runs on both engines."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/topobench.db"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
