@@ -33,8 +33,10 @@ from topobench.processes import Process
 _BYE = b"bye\n"
 _TERM_SECONDS = 1.0
 _LIMIT_SECONDS = 30.0
-_SCOPE_DIGITS = 8
-_FOLDER = "topobench-ray-"
+_SCOPE_DIGITS = 4
+_FOLDER = "tb-ray-"
+_LONGEST_FOLDER = 43
+"""Ray puts sockets 64 bytes below its folder, and the kernel allows 107 for a path."""
 
 
 class Reaper:
@@ -72,7 +74,7 @@ def new_token() -> str:
     this = processes.find(os.getpid())
     if this is None:
         raise AgentError("/proc is not readable here; topobench needs it to end its processes")
-    return f"{this.pid}-{this.start}-{_scope()}{secrets.token_hex(4)}"
+    return f"{this.pid}-{this.start}-{_scope()}{secrets.token_hex(2)}"
 
 
 def start_reaper(token: str) -> Reaper:
@@ -101,7 +103,14 @@ def start_reaper(token: str) -> Reaper:
 
 def ray_folder(token: str) -> Path:
     """Folder of a driver's embedded Ray; short, since sockets in it have a length limit."""
-    return Path(tempfile.gettempdir()) / f"{_FOLDER}{token}"
+    return _folders(token) / f"{_FOLDER}{token}"
+
+
+def _folders(token: str) -> Path:
+    """The temporary folder of this user, or /tmp where that is too deep for a socket."""
+    given = Path(tempfile.gettempdir())
+    longest = len(str(given / f"{_FOLDER}{token}"))
+    return given if longest <= _LONGEST_FOLDER else Path("/tmp")
 
 
 def sweep_leftovers() -> int:
@@ -113,9 +122,8 @@ def sweep_leftovers() -> int:
     """
     orphans = {p.pid for p in _orphans()}
     processes.end(_orphans, grace_seconds=_TERM_SECONDS, limit_seconds=_LIMIT_SECONDS)
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-        if _driver_is_dead(folder.name.removeprefix(_FOLDER)):
-            shutil.rmtree(folder, ignore_errors=True)
+    for folder in _dead_folders():
+        shutil.rmtree(folder, ignore_errors=True)
     return len(orphans)
 
 
@@ -143,21 +151,48 @@ def main(arguments: list[str]) -> None:
 
 def _orphans() -> list[Process]:
     tokens = {processes.marker(p.pid, processes.DRIVER) for p in processes.running()}
+    tokens |= {f.name.removeprefix(_FOLDER) for f in _dead_folders()}
     return _with_token({t for t in tokens if t and _driver_is_dead(t)})
+
+
+def _dead_folders() -> list[Path]:
+    """Ray folders whose driver is gone."""
+    parents = {Path(tempfile.gettempdir()), Path("/tmp")}
+    found = [f for parent in parents for f in parent.glob(f"{_FOLDER}*")]
+    return [f for f in found if _driver_is_dead(f.name.removeprefix(_FOLDER))]
 
 
 def _with_token(tokens: Collection[str]) -> list[Process]:
     """
     Processes with one of these tokens, and their descendants.
 
-    Ray's workers overwrite their environment with a title; their parent still has it.
+    Ray's own processes overwrite their environment with a title; they are known by their
+    parent, or, once that is gone, by the logs they hold open in the driver's Ray folder.
     """
     everyone = list(processes.running())
-    found = {p.pid: p for p in everyone if processes.marker(p.pid, processes.DRIVER) in tokens}
+    folders = tuple(f"{ray_folder(token)}/" for token in tokens)
+    found = {
+        p.pid: p
+        for p in everyone
+        if processes.marker(p.pid, processes.DRIVER) in tokens or _holds(p.pid, folders)
+    }
     while more := [p for p in everyone if p.parent in found and p.pid not in found]:
         found |= {p.pid: p for p in more}
     found.pop(os.getpid(), None)
     return list(found.values())
+
+
+def _holds(pid: int, folders: tuple[str, ...]) -> bool:
+    """Whether a process has a file open in one of these folders."""
+    try:
+        handles = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+    for handle in handles:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(handle).startswith(folders):
+                return True
+    return False
 
 
 def _driver_is_dead(token: str) -> bool:

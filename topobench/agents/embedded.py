@@ -1,0 +1,78 @@
+"""
+What an embedded Ray needs around it, before ray is imported: its token, folder and reaper.
+
+Ray reads its authentication settings once, when its library is loaded, so they must be in
+the environment first. This module imports no ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from topobench import processes
+from topobench.agents import reaper
+
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+@contextlib.contextmanager
+def surroundings(address: str, sweep: str) -> Iterator[dict[str, Any]]:
+    """
+    Prepare this process for ``ray.init``; import ray inside.
+
+    Yields:
+        Options for ``ray.init``: of a private Ray that cannot outlive this process where
+        the address is ``local``, none otherwise.
+    """
+    if address != "local":
+        with _environment(_QUIET):
+            yield {}
+        return
+    reaper.sweep_leftovers()
+    token = reaper.new_token()
+    folder = reaper.ray_folder(token)
+    settings = {
+        **_QUIET,
+        processes.DRIVER: token,
+        processes.SWEEP: sweep,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": _ray_token(),
+    }
+    with _environment(settings):
+        watcher = reaper.start_reaper(token)
+        try:
+            yield {
+                "include_dashboard": False,
+                "object_store_memory": 100 * 2**20,
+                "_temp_dir": str(folder),
+            }
+        finally:
+            reaper.reap(token)
+            watcher.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@functools.cache
+def _ray_token() -> str:
+    """One for the life of this process: Ray never reads it again."""
+    return secrets.token_hex(32)
+
+
+@contextlib.contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    before = {k: os.environ.get(k) for k in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value

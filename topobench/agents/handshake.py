@@ -1,0 +1,38 @@
+"""
+The first call to a host: what is installed there, before our own code is trusted.
+
+:func:`greet` travels by value and uses the standard library alone, so that it answers on
+a host with no topobench, or with another version of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def greet() -> dict[str, Any]:
+    """Interpreter, Python, topobench's version and source digest (None where absent)."""
+    import hashlib
+    import importlib.util
+    import pathlib
+    import platform
+    import re
+    import sys
+
+    answer: dict[str, Any] = {
+        "interpreter": sys.executable,
+        "python": platform.python_version(),
+        "topobench": None,
+        "source_digest": None,
+    }
+    spec = importlib.util.find_spec("topobench")
+    if spec is None or spec.origin is None:
+        return answer
+    root = pathlib.Path(spec.origin).parent
+    version = re.search(r'__version__ = "([^"]+)"', (root / "__init__.py").read_text())
+    answer["topobench"] = version.group(1) if version else "unknown"
+    digest = hashlib.sha256()
+    for path in sorted(p for p in root.rglob("*") if p.suffix in {".py", ".sql", ".yaml"}):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    answer["source_digest"] = digest.hexdigest()
+    return answer

@@ -1,0 +1,358 @@
+"""
+Agents on every host, placed and reached through Ray. The only module that imports ray.
+
+``ray.address: local`` starts a private embedded Ray (see ``embedded``, which must prepare the
+process before this module is imported); any other address attaches to the cluster the user
+runs. Ray carries the calls and the results; it never times anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from topobench import processes
+from topobench.agents import handshake
+from topobench.agents.service import HostRequest, HostService
+from topobench.errors import AgentError, RefusedError, TopobenchError
+from topobench.host import Host
+from topobench.reading import Cell, Run, to_json
+
+DESCRIBE_SECONDS = 180.0
+"""Longest wait for a host's first answer; a cold torch import on a GPU host takes 60 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A Ray node to put an agent on."""
+
+    node_id: str
+    address: str
+    name: str
+    request: HostRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A host that could not take part, with what would mend it."""
+
+    address: str
+    text: str
+
+
+class HostAgent:
+    """The actor: a host service behind Ray calls. Values travel as plain JSON types."""
+
+    def __init__(self, request: HostRequest) -> None:
+        self._service = HostService(request)
+
+    def describe(self) -> dict[str, Any]:
+        """See :meth:`HostService.describe`."""
+        return self._service.describe().to_json()
+
+    def run(self, cells: list[dict[str, Any]], attempts: dict[str, int]) -> Iterator[Any]:
+        """Stream the runs of a batch."""
+        for run in self._service.run([Cell.from_json(c) for c in cells], attempts):
+            yield to_json(run)
+
+    def cancel(self) -> None:
+        """See :meth:`HostService.cancel`."""
+        self._service.cancel()
+
+    def close(self) -> None:
+        """See :meth:`HostService.close`."""
+        self._service.close()
+
+    def pid(self) -> int:
+        """Process id of this agent."""
+        return os.getpid()
+
+
+class RayAgent:
+    """The driver's end of one host's agent."""
+
+    def __init__(self, host: Host, actor: Any) -> None:
+        self.host = host
+        self._actor = actor
+
+    def run(self, cells: Sequence[Cell], attempts: Mapping[str, int]) -> Iterator[Run]:
+        """
+        Run a batch; yields each run as it ends.
+
+        Raises:
+            AgentError: The host or its agent is gone; cells without a run did not finish.
+        """
+        stream = self._actor.run.options(num_returns="streaming").remote(
+            [to_json(c) for c in cells], dict(attempts)
+        )
+        try:
+            for reference in stream:
+                yield Run.from_json(ray.get(reference))
+        except RayError as error:
+            raise AgentError(f"host {self.host.name}: {_text(error)}") from error
+
+    def cancel(self) -> None:
+        """End the running worker; its cells become ``aborted``."""
+        with contextlib.suppress(RayError):
+            self._actor.cancel.remote()
+
+    def pid(self) -> int:
+        """Process id of the agent on its host."""
+        return int(ray.get(self._actor.pid.remote(), timeout=10))
+
+    def close(self) -> None:
+        """Stop workers, free the host lock, end the agent."""
+        with contextlib.suppress(RayError):
+            ray.get(self._actor.close.remote(), timeout=10)
+        with contextlib.suppress(RayError):
+            ray.kill(self._actor)
+
+
+class Connection:
+    """Every agent of a sweep, and the hosts that could not take part."""
+
+    def __init__(self, agents: Sequence[RayAgent], failures: Sequence[Failure]) -> None:
+        self.agents = tuple(agents)
+        self.failures = tuple(failures)
+
+
+@contextlib.contextmanager
+def connect(
+    address: str,
+    *,
+    sweep: str,
+    options: Mapping[str, Any] | None = None,
+    hosts: Sequence[HostRequest] = (),
+    env: Mapping[str, str] | None = None,
+    require_token: bool = False,
+    lock: bool = True,
+) -> Iterator[Connection]:
+    """
+    Put an agent on every host and close them all at the end.
+
+    Args:
+        address: ``local`` or ``host:port`` of a running Ray head.
+        options: For ``ray.init``, from :func:`topobench.agents.embedded.surroundings`.
+        hosts: Hosts wanted, by address; empty for every alive Ray node.
+        env: The site's environment for workers on every host.
+        lock: False for a look that measures nothing.
+
+    Raises:
+        AgentError: Ray cannot be started or reached, or no host could take part.
+        RefusedError: The only host is held by another sweep.
+    """
+    with _ray(address, sweep, require_token, options or {}):
+        base = HostRequest(sweep=sweep, env=dict(env or {}), lock=lock)
+        targets, missing = _targets(base, hosts, address)
+        agents, failures = _start(targets)
+        try:
+            yield Connection(agents, [*missing, *failures])
+        finally:
+            _close(agents)
+
+
+@contextlib.contextmanager
+def _ray(
+    address: str, sweep: str, require_token: bool, options: Mapping[str, Any]
+) -> Iterator[None]:
+    if address != "local":
+        if require_token and not _has_token():
+            raise RefusedError(
+                "ray.require_token is set but no Ray token is configured; "
+                "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH as on the cluster"
+            )
+        options = {**options, "runtime_env": {"env_vars": {processes.SWEEP: sweep}}}
+    try:
+        _init(address, **options)
+        yield
+    finally:
+        with _interrupts_ignored():
+            ray.shutdown()
+
+
+def _init(address: str, **options: Any) -> None:
+    try:
+        ray.init(
+            address=address,
+            namespace="topobench",
+            log_to_driver=False,
+            configure_logging=True,
+            logging_level=logging.ERROR,
+            **options,
+        )
+    except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
+        what = "start an embedded Ray" if address == "local" else f"reach Ray at {address}"
+        raise AgentError(f"could not {what}: {_text(error)}") from error
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """A second Ctrl-C while Ray shuts down would leave its processes behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _has_token() -> bool:
+    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
+        return False
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    default = Path(os.path.expanduser("~/.ray/auth_token"))
+    return bool(os.environ.get("RAY_AUTH_TOKEN") or (path and Path(path).exists())) or (
+        default.exists()
+    )
+
+
+def _targets(
+    base: HostRequest, hosts: Sequence[HostRequest], address: str
+) -> tuple[list[Target], list[Failure]]:
+    """Alive Ray nodes to use; hosts wanted that Ray does not know are failures."""
+    alive = [n for n in ray.nodes() if n["Alive"]]
+    if not hosts:
+        return [_target(n, base) for n in alive], []
+    by_name = {a: n for n in alive for a in (n["NodeManagerHostname"], n["NodeManagerAddress"])}
+    if address == "local" and alive:
+        by_name.update({"localhost": alive[0], "127.0.0.1": alive[0]})
+    known = ", ".join(sorted(n["NodeManagerAddress"] for n in alive)) or "none"
+    targets, missing = [], []
+    for wanted in hosts:
+        node = by_name.get(wanted.address)
+        if node is None:
+            text = f"host {wanted.address} is not an alive Ray node; Ray knows {known}"
+            missing.append(Failure(wanted.address, text))
+        else:
+            env = {**base.env, **wanted.env}
+            targets.append(_target(node, replace(wanted, env=env, lock=base.lock)))
+    return targets, missing
+
+
+def _target(node: Mapping[str, Any], request: HostRequest) -> Target:
+    address = node["NodeManagerAddress"]
+    name = node["NodeManagerHostname"]
+    return Target(node["NodeID"], address, name, replace(request, address=address))
+
+
+def _start(targets: Sequence[Target]) -> tuple[list[RayAgent], list[Failure]]:
+    """Greet, then start an agent on every target; the hosts answer side by side."""
+    failures = _greet(targets)
+    bad = {f.address for f in failures}
+    good = [t for t in targets if t.address not in bad]
+    actor_class = ray.remote(HostAgent)
+    actors = [
+        actor_class.options(
+            num_cpus=0,
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=4,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(t.node_id, soft=False),
+        ).remote(t.request)
+        for t in good
+    ]
+    waiting = [(t, a, a.describe.remote()) for t, a in zip(good, actors, strict=True)]
+    agents: list[RayAgent] = []
+    refused: list[TopobenchError] = []
+    for target, actor, answer in waiting:
+        try:
+            host = Host.from_json(ray.get(answer, timeout=DESCRIBE_SECONDS))
+            agents.append(RayAgent(host, actor))
+        except RayError as error:
+            cause = error.cause if isinstance(error, RayTaskError) else None
+            if isinstance(cause, TopobenchError):
+                refused.append(cause)
+            failures.append(Failure(target.address, _text(error)))
+            ray.kill(actor)
+    if not agents and failures:
+        _close(agents)
+        raise refused[0] if refused else AgentError("; ".join(f.text for f in failures))
+    return _with_unique_keys(agents), failures
+
+
+def _greet(targets: Sequence[Target]) -> list[Failure]:
+    """Refuse hosts whose topobench is missing or differs from the driver's."""
+    ours = handshake.greet()
+    ray.cloudpickle.register_pickle_by_value(handshake)
+    task = ray.remote(num_cpus=0, max_retries=0)(handshake.greet)
+    waiting = [
+        (
+            t,
+            task.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(t.node_id, soft=False)
+            ).remote(),
+        )
+        for t in targets
+    ]
+    failures = []
+    for target, answer in waiting:
+        try:
+            theirs = ray.get(answer, timeout=60)
+        except RayError as error:
+            failures.append(
+                Failure(target.address, f"no answer from {target.name}: {_text(error)}")
+            )
+            continue
+        if theirs["source_digest"] != ours["source_digest"]:
+            failures.append(Failure(target.address, _difference(target, ours, theirs)))
+    return failures
+
+
+def _difference(target: Target, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    if theirs["topobench"] is None:
+        found = "has no topobench"
+    elif theirs["topobench"] != ours["topobench"]:
+        found = f"has topobench {theirs['topobench']}"
+    else:
+        found = f"has other sources of topobench {theirs['topobench']}"
+    return (
+        f"host {target.name} ({target.address}) {found}; this driver is {ours['topobench']}. "
+        f"Install the same wheel there: {theirs['interpreter']} -m pip install topobench=="
+        f"{ours['topobench']}"
+    )
+
+
+def _with_unique_keys(agents: list[RayAgent]) -> list[RayAgent]:
+    """Two alive hosts with one key: extend it by the address and warn."""
+    counts: dict[str, int] = {}
+    for agent in agents:
+        counts[agent.host.key] = counts.get(agent.host.key, 0) + 1
+    for agent in agents:
+        host = agent.host
+        if counts[host.key] > 1:
+            text = f"another host has the same key {host.key} ({host.key_source}); extended"
+            agent.host = replace(
+                host, key=f"{host.key}@{host.address}", warnings=(*host.warnings, text)
+            )
+    return agents
+
+
+def _close(agents: Sequence[RayAgent]) -> None:
+    for agent in agents:
+        agent.cancel()
+    for agent in agents:
+        agent.close()
+
+
+def _text(error: BaseException) -> str:
+    """One line that says what went wrong, without Ray's traceback."""
+    if isinstance(error, GetTimeoutError):
+        return "no answer in time"
+    if isinstance(error, RayActorError):
+        return "its agent died (host lost, or the agent was killed)"
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    lines = str(cause).strip().splitlines()
+    return lines[0] if lines else type(cause).__name__

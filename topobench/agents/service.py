@@ -1,0 +1,115 @@
+"""What an agent does for its host, whoever calls it: describe it, lock it, run cells."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from topobench.agents import preflight
+from topobench.agents.discover import discover
+from topobench.agents.host_lock import HostLock
+from topobench.agents.launch import Launcher
+from topobench.host import Host
+from topobench.reading import Cell, Run
+
+
+@dataclass(frozen=True, slots=True)
+class HostRequest:
+    """
+    What the driver tells a host's agent at its start.
+
+    Args:
+        id: The host's key from the config, or None to derive one.
+        address: As the cluster knows the host; the last resort for a key.
+        env: The site's environment for workers (cluster and host blocks).
+        lock: False for a look that measures nothing (``plan``, ``topo show``).
+    """
+
+    sweep: str
+    id: str | None = None
+    address: str = "127.0.0.1"
+    env: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    interface: str | None = None
+    lock: bool = True
+
+
+class HostService:
+    """
+    One host's agent, without the transport. Holds the host lock while it lives.
+
+    Args:
+        request: What the driver wants of this host.
+    """
+
+    def __init__(self, request: HostRequest) -> None:
+        self._request = request
+        self._stop = threading.Event()
+        self._lock: HostLock | None = None
+        self._launcher: Launcher | None = None
+        self._log_dir: Path | None = None
+
+    def describe(self) -> Host:
+        """
+        Lock the host, discover it and say what it can run.
+
+        Raises:
+            RefusedError: Another sweep holds the host.
+        """
+        if self._request.lock and self._lock is None:
+            self._lock = HostLock(sweep=self._request.sweep)
+            self._lock.acquire()
+        host = describe_host(self._request)
+        self._log_dir = Path(tempfile.mkdtemp(prefix="topobench-logs-"))
+        self._launcher = Launcher(
+            sweep=self._request.sweep,
+            host=host,
+            env=self._request.env,
+            log_dir=self._log_dir,
+            interface=self._request.interface,
+        )
+        return host
+
+    def run(self, cells: Sequence[Cell], attempts: Mapping[str, int]) -> Iterator[Run]:
+        """Run cells of one arm in one fresh worker (or gang); one Run a cell, as it ends."""
+        if self._launcher is None:
+            raise RuntimeError("describe() comes first")
+        before = preflight.conditions()
+        for run in self._launcher.run(cells, stop=self._stop, attempt=attempts):
+            after = preflight.conditions()
+            around = {"before": before, "after": after}
+            yield replace(run, conditions={**run.conditions, "host": around})
+            before = after
+
+    def cancel(self) -> None:
+        """End the running worker at once; its cells become ``aborted``."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Stop workers, free the lock, remove logs."""
+        self._stop.set()
+        if self._lock is not None:
+            self._lock.release()
+        if self._log_dir is not None:
+            shutil.rmtree(self._log_dir, ignore_errors=True)
+
+
+def describe_host(request: HostRequest) -> Host:
+    """Discover this host and say what it can run; takes no lock, starts no worker."""
+    topology = discover()
+    key, source = preflight.host_key(request.id, request.address)
+    return Host(
+        key=key,
+        key_source=source,
+        name=socket.gethostname(),
+        address=request.address,
+        facts=preflight.facts(topology),
+        topology=topology,
+        labels=request.labels,
+        warnings=tuple(w.text for w in topology.warnings),
+    )

@@ -1,0 +1,532 @@
+"""
+The command line: argv -> calls -> text and exit code. The only place that prints or exits.
+
+Everything heavy is imported inside the commands, so that ``topobench --help`` stays quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topobench import __version__
+from topobench.errors import TopobenchError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from topobench.commands import Outcome
+
+app = typer.Typer(
+    name="topobench",
+    help="Measure what a GPU cluster's wiring is worth; every sample goes into SQL.",
+    epilog="Start with: topobench probe    Docs: README.md, docs/",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+topo_app = typer.Typer(
+    help="Look at a host's wiring: NUMA, PCIe, NVLink, NICs.", no_args_is_help=True
+)
+db_app = typer.Typer(help="Look after the database.", no_args_is_help=True)
+app.add_typer(topo_app, name="topo")
+app.add_typer(db_app, name="db")
+
+
+class Format(StrEnum):
+    """Output of most commands."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+class QueryFormat(StrEnum):
+    """Output of ``query``."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+
+
+class TopoFormat(StrEnum):
+    """Output of ``topo show``."""
+
+    TREE = "tree"
+    MATRIX = "matrix"
+    JSON = "json"
+
+
+class Trigger(StrEnum):
+    """Who started a sweep."""
+
+    MANUAL = "manual"
+    CRON = "cron"
+
+
+ClusterOption = Annotated[
+    Path | None,
+    typer.Option("--cluster", metavar="FILE", help="cluster.yaml; without it: this host."),
+]
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="Database, e.g. sqlite:///topobench.db."),
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="table for people, json.")]
+ProfileOption = Annotated[
+    str | None, typer.Option("--profile", help="quick, standard or full (docs/config.md).")
+]
+ProbesOption = Annotated[
+    str | None, typer.Option("--probes", metavar="A,B", help="Only these probes.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PROBE.FIELD=VALUE",
+        help="A parameter; commas give one case per value. Repeatable.",
+    ),
+]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option("--devices", metavar="0,2", help="GPUs by index, UUID or PCI address."),
+]
+HostsOption = Annotated[
+    str | None, typer.Option("--hosts", metavar="H1,H2", help="Only these hosts.")
+]
+BindingsOption = Annotated[
+    str | None,
+    typer.Option("--bindings", metavar="A,B", help="Binding arms: none,local,remote,spread."),
+]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option("--budget", metavar="5m", help="Drop the least informative cells first."),
+]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", help="Order of cells; stored with the sweep.")
+]
+RootOption = Annotated[
+    Path, typer.Option("--root", metavar="DIR", help="A captured machine instead of this one.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def _global(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    if version:
+        print(f"topobench {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def probe(
+    *,
+    cluster: ClusterOption = None,
+    profile: ProfileOption = None,
+    probes: ProbesOption = None,
+    sets: SetOption = None,
+    devices: DevicesOption = None,
+    hosts: HostsOption = None,
+    bindings: BindingsOption = None,
+    budget: BudgetOption = None,
+    seed: SeedOption = None,
+    store: StoreOption = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="SWEEP", help="Run again what did not end well."),
+    ] = None,
+    output: FormatOption = Format.TABLE,
+    trigger: Annotated[
+        Trigger, typer.Option("--trigger", help="cron prints nothing when all is well.")
+    ] = Trigger.MANUAL,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Show the effective config; run nothing.")
+    ] = False,
+) -> int:
+    """
+    Measure this host, or every host of a cluster, and store every sample.
+
+    \b
+    Examples:
+      topobench probe
+      topobench probe --cluster cluster.yaml --profile standard
+      topobench probe --probes host_to_device --set host_to_device.bytes=64K,1M --devices 0
+      topobench probe --resume latest
+    Exit: 0 all ran, 1 some failed, 2 usage, 3 nothing measured, 4 refused.
+    """
+    from topobench import commands, config
+
+    wanted = config.load(
+        cluster,
+        overrides=config.Overrides(
+            profile=profile,
+            probes=probes,
+            sets=tuple(sets or ()),
+            devices=devices,
+            hosts=hosts,
+            bindings=bindings,
+            budget=budget,
+            seed=seed,
+            store=store,
+        ),
+    )
+    if print_config:
+        print(config.to_yaml(wanted), end="")
+        return 0
+    quiet = trigger is Trigger.CRON
+    console = None if quiet else _stderr()
+    with _stdout_kept_clean():
+        outcome = commands.probe(wanted, console=console, resume=resume, trigger=trigger.value)
+    return _emit("probe", outcome, output.value, silent=quiet and outcome.exit_code == 0)
+
+
+@app.command()
+def plan(
+    *,
+    cluster: ClusterOption = None,
+    profile: ProfileOption = None,
+    probes: ProbesOption = None,
+    sets: SetOption = None,
+    devices: DevicesOption = None,
+    hosts: HostsOption = None,
+    bindings: BindingsOption = None,
+    budget: BudgetOption = None,
+    seed: SeedOption = None,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Show what probe would run, what it would skip and why, and what that costs.
+
+    \b
+    Examples:
+      topobench plan
+      topobench plan --profile full --format json
+    """
+    from topobench import commands, config
+
+    wanted = config.load(
+        cluster,
+        overrides=config.Overrides(
+            profile=profile,
+            probes=probes,
+            sets=tuple(sets or ()),
+            devices=devices,
+            hosts=hosts,
+            bindings=bindings,
+            budget=budget,
+            seed=seed,
+        ),
+    )
+    with _stdout_kept_clean():
+        outcome = commands.plan(wanted)
+    return _emit("plan", outcome, output.value)
+
+
+@app.command()
+def report(
+    *,
+    sweep: Annotated[
+        str, typer.Argument(metavar="SWEEP", help="Id, unique beginning, or latest.")
+    ] = "latest",
+    store: StoreOption = None,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Show a stored sweep again.
+
+    \b
+    Examples:
+      topobench report
+      topobench report 1a2b3c4d --format json
+    """
+    from topobench import commands
+
+    return _emit("report", commands.report(_store_url(store), sweep), output.value)
+
+
+@app.command()
+def query(
+    *,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A named query.")] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="Show every named query.")] = False,
+    params: Annotated[
+        list[str] | None,
+        typer.Option("--param", metavar="K=V", help="A parameter of the query. Repeatable."),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="30d", help="Only sweeps this young.")
+    ] = None,
+    sql: Annotated[
+        str | None, typer.Option("--sql", metavar="TEXT", help="Your own read-only SQL.")
+    ] = None,
+    store: StoreOption = None,
+    output: Annotated[
+        QueryFormat, typer.Option("--format", help="table for people, csv, json.")
+    ] = QueryFormat.TABLE,
+) -> int:
+    """
+    Ask the database: a named query, or your own read-only SQL.
+
+    \b
+    Examples:
+      topobench query --list
+      topobench query latest --param host=h07 --since 30d --format csv
+      topobench query --sql "select * from v_latest limit 5"
+    """
+    from topobench import commands
+
+    chosen = [name is not None, list_all, sql is not None]
+    if sum(chosen) != 1:
+        raise UsageError("give a query's NAME, or --list, or --sql TEXT")
+    if list_all:
+        outcome = commands.query_list()
+    elif sql is not None:
+        outcome = commands.query_sql(_store_url(store), sql)
+    else:
+        outcome = commands.query(_store_url(store), str(name), params or [], since)
+    if output is QueryFormat.CSV:
+        from topobench.report.tables_text import query_csv
+
+        print(query_csv(outcome.data["columns"], outcome.data["rows"]), end="")
+        return outcome.exit_code
+    return _emit("query", outcome, output.value)
+
+
+@app.command()
+def doctor(*, output: FormatOption = Format.TABLE) -> int:
+    """
+    Say what this host lacks, with the line that mends it and the line that undoes that.
+
+    Nothing is changed: the lines are printed, never run.
+
+    \b
+    Example:
+      topobench doctor
+    """
+    from topobench import commands
+
+    return _emit("doctor", commands.doctor(), output.value)
+
+
+@topo_app.command("show")
+def topo_show(
+    *,
+    root: RootOption = Path("/"),
+    output: Annotated[
+        TopoFormat, typer.Option("--format", help="tree, matrix, or json (topology/1).")
+    ] = TopoFormat.TREE,
+) -> int:
+    """
+    Show a host's NUMA nodes, PCIe tree, GPUs, NICs and the paths between them.
+
+    \b
+    Examples:
+      topobench topo show
+      topobench topo show --root captured/h07 --format matrix
+    """
+    from topobench import commands
+
+    style = "tree" if output is TopoFormat.JSON else output.value
+    return _emit("topology", commands.topo_show(root, style), output.value)
+
+
+@db_app.command("info")
+def db_info(*, store: StoreOption = None, output: FormatOption = Format.TABLE) -> int:
+    """
+    Show where the database is, how large, its schema, and its newest sweep.
+
+    \b
+    Example:
+      topobench db info --store sqlite:///topobench.db
+    """
+    from topobench import commands
+
+    return _emit("db-info", commands.db_info(_store_url(store)), output.value)
+
+
+@db_app.command("upgrade")
+def db_upgrade(*, store: StoreOption = None, output: FormatOption = Format.TABLE) -> int:
+    """
+    Bring the database to this version's schema, after a copy of it (SQLite).
+
+    \b
+    Example:
+      topobench db upgrade
+    """
+    from topobench import commands
+
+    return _emit("db-upgrade", commands.db_upgrade(_store_url(store)), output.value)
+
+
+@db_app.command("import")
+def db_import(
+    *,
+    folder: Annotated[
+        Path, typer.Argument(metavar="SPOOL", help="Folder that a sweep spooled results to.")
+    ],
+    store: StoreOption = None,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Bring in what was spooled while the database was away; each run exactly once.
+
+    \b
+    Example:
+      topobench db import topobench-spool
+    """
+    from topobench import commands
+
+    return _emit("db-import", commands.db_import(_store_url(store), folder), output.value)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """
+    Run the command line and return its exit code; every exception is mapped here.
+
+    Codes: docs/exit-codes.md.
+    """
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = typer.main.get_command(app).main(argv, "topobench", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except BrokenPipeError:  # `topobench query ... | head`: the reader had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except typer.TyperException as error:
+        return _complain(argv, UsageError(_sentence(error)))
+    except TopobenchError as error:
+        return _complain(argv, error)
+    except Exception as error:
+        return _complain(argv, error)
+
+
+def _sentence(error: typer.TyperException) -> str:
+    """What the parser found wrong, and where the help is."""
+    text = error.format_message() if hasattr(error, "format_message") else str(error)
+    return text if text.startswith("Usage:") else f"{text.rstrip('.')}; see --help"
+
+
+def _complain(argv: Sequence[str], error: Exception) -> int:
+    """Say what went wrong, as text or as a JSON document; returns the exit code."""
+    code = _code_of(argv, error)
+    if not isinstance(error, TopobenchError):
+        import traceback
+
+        traceback.print_exception(error)
+        print(
+            "topobench: this is a fault in topobench; please report the lines above",
+            file=sys.stderr,
+        )
+    elif not _wants_json(argv):
+        print(f"topobench: {error}", file=sys.stderr)
+    if _wants_json(argv):
+        import json
+
+        from topobench.envelope import error_envelope
+        from topobench.sweep import utc_now
+
+        document = error_envelope(_command_of(argv), error, exit_code=code, generated_at=utc_now())
+        print(json.dumps(document))
+    return code
+
+
+_SWEEPS = {"probe", "sweep"}
+_JUDGES = {"check", "accept"}
+
+
+def _code_of(argv: Sequence[str], error: Exception) -> int:
+    """Exit code of an error: our bugs are 70 where a sweep ran, 3 where a verdict is asked."""
+    command = _command_of(argv).partition("-")[0]
+    if command in _JUDGES or (command == "sweep" and "--check" in argv):
+        return 3
+    if isinstance(error, TopobenchError):
+        return error.exit_code
+    return 70 if command in _SWEEPS else 1
+
+
+def _command_of(argv: Sequence[str]) -> str:
+    """``probe``, ``db-info``: the command as its JSON schema names it."""
+    words = [a for a in argv if not a.startswith("-")]
+    if not words:
+        return "topobench"
+    if words[0] == "topo":
+        return "topology"
+    return "-".join(words[:2]) if words[0] == "db" and len(words) > 1 else words[0]
+
+
+def _wants_json(argv: Sequence[str]) -> bool:
+    pairs = itertools.pairwise([*argv, ""])
+    return any(a == "--format=json" or (a == "--format" and b == "json") for a, b in pairs)
+
+
+def _store_url(given: str | None) -> str:
+    """The flag, the environment, or the default: as the config decides it."""
+    from topobench import config
+
+    return config.load(None, overrides=config.Overrides(store=given)).store
+
+
+def _emit(command: str, outcome: Outcome, output: str, *, silent: bool = False) -> int:
+    """Print an outcome as JSON or for people."""
+    if output == "json":
+        import json
+
+        from topobench.envelope import envelope
+        from topobench.sweep import utc_now
+
+        document = outcome.data
+        if not outcome.alone:
+            document = envelope(
+                command,
+                outcome.data,
+                status=outcome.status,
+                exit_code=outcome.exit_code,
+                warnings=outcome.warnings,
+                generated_at=utc_now(),
+            )
+        print(json.dumps(document))
+    elif not silent:
+        from rich.console import Console
+
+        from topobench.report.text import show
+
+        show(Console(), outcome.draw())
+    return outcome.exit_code
+
+
+def _stderr() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+@contextlib.contextmanager
+def _stdout_kept_clean() -> Iterator[None]:
+    """Whatever a library or a child prints to standard output goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def run() -> None:
+    """Entry point of the console script."""
+    raise SystemExit(main())

@@ -1,0 +1,291 @@
+"""
+What each command does, without printing: config in, :class:`Outcome` out.
+
+``cli`` turns an outcome into text or JSON and the exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from topobench import __version__, sweep
+from topobench.config import ClusterConfig, to_yaml
+from topobench.errors import UsageError
+from topobench.host import Host
+from topobench.plan import estimate, make_plan, plan_document
+from topobench.reading import Cell, Status, to_json
+from topobench.signals import Signals
+from topobench.units import format_span
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from topobench.agents.ray_agent import Connection, RayAgent
+    from topobench.agents.service import HostRequest
+    from topobench.db.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """
+    What a command found.
+
+    Args:
+        data: The ``data`` of its JSON document, or a whole document (``alone``).
+        draw: Makes what a person reads.
+        alone: The data is a document of its own (topology/1), not enveloped.
+    """
+
+    data: Any
+    draw: Callable[[], RenderableType]
+    exit_code: int = 0
+    status: str = "ok"
+    warnings: Sequence[str] = ()
+    alone: bool = False
+
+
+def probe(
+    config: ClusterConfig,
+    *,
+    console: Console | None,
+    resume: str | None = None,
+    trigger: str = "manual",
+) -> Outcome:
+    """
+    Run one sweep.
+
+    Args:
+        console: Where progress goes (standard error); None for none.
+        resume: Id, unique prefix or ``latest``: run again what did not end well there.
+    """
+    from topobench.db.store import Store
+
+    with Signals() as signals, Store.open(config.store) as store:
+        if resume is None:
+            sweep_id, failures = _new_sweep(config, store, signals, console, trigger)
+        else:
+            sweep_id, failures = _resumed_sweep(config, store, signals, console, resume)
+        document = store.sweep_document(sweep_id)
+    code = sweep.exit_code(document["counts"], failures)
+    return _sweep_outcome(document, signals.exit_code or code)
+
+
+def _new_sweep(
+    config: ClusterConfig,
+    store: Store,
+    signals: Signals,
+    console: Console | None,
+    trigger: str,
+) -> tuple[str, int]:
+    """Plan, store the plan, run it; the sweep's id and how many hosts could not take part."""
+    sweep_id = str(uuid.uuid4())
+    with _agents(config, sweep_id) as connection:
+        hosts = [a.host for a in connection.agents]
+        plan = make_plan(config, hosts, seed=config.seed)
+        _mark_dead_sweeps(store, hosts)
+        store.begin_sweep(
+            id=sweep_id,
+            cluster=config.name,
+            profile=config.profile,
+            trigger=trigger,
+            seed=plan.seed,
+            tool_version=__version__,
+            config_text=to_yaml(config),
+            started_at=sweep.utc_now(),
+            estimated_seconds=plan.estimated_seconds,
+            budget_seconds=config.budget_seconds,
+            warnings=[*plan.warnings, *(f.text for f in connection.failures)],
+            hosts=hosts,
+            cells=plan.cells,
+        )
+        _drive(sweep_id, plan.cells, connection.agents, store, signals, console)
+    return sweep_id, len({*plan.absent_hosts, *(f.address for f in connection.failures)})
+
+
+def _resumed_sweep(
+    config: ClusterConfig,
+    store: Store,
+    signals: Signals,
+    console: Console | None,
+    resume: str,
+) -> tuple[str, int]:
+    """Run what did not end well in a stored sweep; its id and the hosts that failed."""
+    sweep_id = store.resolve_sweep(resume)
+    cells, attempts = store.cells_to_resume(sweep_id)
+    if not cells:
+        raise UsageError(f"sweep {sweep_id[:8]} has nothing left to run")
+    with _agents(config, sweep_id) as connection:
+        absent = {c.host for c in cells} - {a.host.key for a in connection.agents}
+        if absent:
+            raise UsageError(
+                f"sweep {sweep_id[:8]} has cells on hosts that are not here: "
+                f"{', '.join(sorted(absent))}; use the cluster file it was started with"
+            )
+        store.resume_sweep(sweep_id)
+        _drive(sweep_id, cells, connection.agents, store, signals, console, attempts=attempts)
+    return sweep_id, len(connection.failures)
+
+
+@contextlib.contextmanager
+def _agents(config: ClusterConfig, sweep_id: str, *, lock: bool = True) -> Iterator[Connection]:
+    """An agent on every host of the config, closed at the end."""
+    from topobench.agents import embedded
+
+    with embedded.surroundings(config.ray.address, sweep_id) as options:
+        from topobench.agents import ray_agent  # ray reads the environment as it is imported
+
+        with ray_agent.connect(
+            config.ray.address,
+            sweep=sweep_id,
+            options=options,
+            hosts=_requests(config, sweep_id),
+            env=config.env,
+            require_token=config.ray.require_token,
+            lock=lock,
+        ) as connection:
+            yield connection
+
+
+def _requests(config: ClusterConfig, sweep_id: str) -> list[HostRequest]:
+    """The hosts of the config; none means every alive one."""
+    from topobench.agents.service import HostRequest
+
+    wanted = {name.lower() for name in config.only_hosts}
+    return [
+        HostRequest(sweep=sweep_id, id=h.id, address=h.host, env=h.env, labels=h.labels)
+        for h in config.hosts
+        if not wanted or {h.host.lower(), (h.id or "").lower()} & wanted
+    ]
+
+
+def _mark_dead_sweeps(store: Store, hosts: Sequence[Host]) -> None:
+    """We hold the locks of these hosts, so a sweep that still says ``running`` is dead."""
+    for host in hosts:
+        for dead in store.running_sweeps(host.key):
+            store.mark_interrupted(dead)
+
+
+def _drive(
+    sweep_id: str,
+    cells: Sequence[Cell],
+    agents: Sequence[RayAgent],
+    store: Store,
+    signals: Signals,
+    console: Console | None,
+    *,
+    attempts: Mapping[str, int] | None = None,
+) -> None:
+    """Run the cells and set the sweep's status, whatever ends it."""
+    from topobench.report.progress import Progress
+
+    planned = [c for c in cells if c.status is Status.PLANNED]
+    names = {a.host.key: a.host.name for a in agents}
+    seconds = max((estimate(group) for group in _by_host(planned)), default=0.0)
+    status = "failed"
+    try:
+        with (
+            signals.soft() as stop,
+            Progress(console, len(planned), seconds, names=names) as progress,
+        ):
+            progress.note(f"{len(planned)} cells, about {format_span(seconds)}")
+            sweep.drive(planned, agents, store, progress, stop=stop, attempts=attempts)
+        status = "interrupted" if signals.number else "done"
+    finally:
+        store.end_sweep(sweep_id, status, ended_at=sweep.utc_now())
+
+
+def _by_host(cells: Sequence[Cell]) -> list[list[Cell]]:
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(cell.host, []).append(cell)
+    return list(found.values())
+
+
+def plan(config: ClusterConfig) -> Outcome:
+    """What ``probe`` would run, skip and cost; takes no lock and starts no worker."""
+    from topobench.report.plan_text import render_plan
+
+    with _looking(config) as hosts:
+        found = make_plan(config, hosts, seed=config.seed)
+        data = plan_document(found, config, hosts)
+    return Outcome(data, lambda: render_plan(data), warnings=found.warnings)
+
+
+def report(store_url: str, sweep_id: str) -> Outcome:
+    """A stored sweep, as ``probe`` showed it."""
+    from topobench.db.store import Store
+
+    with Store.open(store_url, create=False, read_only=True) as store:
+        document = store.sweep_document(store.resolve_sweep(sweep_id))
+    return _sweep_outcome(document, 0)
+
+
+def topo_show(root: Path, style: str) -> Outcome:
+    """The wiring of this host, or of a captured one."""
+    from topobench.agents.discover import discover
+    from topobench.report.topo_text import render_topology
+
+    if not root.is_dir():
+        raise UsageError(f"--root: {root} is not a folder")
+    topology = discover(str(root))
+    return Outcome(topology.to_json(), lambda: render_topology(topology, style), alone=True)
+
+
+def doctor() -> Outcome:
+    """What this host lacks; prints mending lines, runs none."""
+    from topobench.agents import doctor as checks
+    from topobench.agents.service import HostRequest, describe_host
+    from topobench.report.tables_text import render_doctor
+
+    host = describe_host(HostRequest(sweep=""))
+    found = checks.examine(
+        topology=host.topology, facts=host.facts, env=os.environ, run=checks.run_program
+    )
+    data = [to_json(f) for f in found]
+    bad = any(f.level is checks.Level.ERROR for f in found)
+    return Outcome(
+        {"host": host.name, "findings": data}, lambda: render_doctor(data), exit_code=int(bad)
+    )
+
+
+def query_list() -> Outcome:
+    """The named queries."""
+    from topobench.db import queries
+    from topobench.report.tables_text import render_query
+
+    found = queries.list_queries()
+    columns = ["query", "answers", "parameters"]
+    rows = [[q.name, q.title, ", ".join(p.usage for p in q.parameters)] for q in found]
+    data = {"name": None, "params": {}, "columns": columns, "rows": rows}
+    return Outcome(data, lambda: render_query(columns, rows))
+
+
+@contextlib.contextmanager
+def _looking(config: ClusterConfig) -> Iterator[list[Host]]:
+    """The hosts of a config, looked at without a lock; this host needs no Ray for it."""
+    if config.ray.address == "local":
+        from topobench.agents.service import HostRequest, describe_host
+
+        requests = _requests(config, "") or [HostRequest(sweep="")]
+        yield [describe_host(requests[0])]
+        return
+    with _agents(config, str(uuid.uuid4()), lock=False) as connection:
+        yield [a.host for a in connection.agents]
+
+
+def _sweep_outcome(document: dict[str, Any], code: int) -> Outcome:
+    from topobench.report.text import render_sweep
+
+    return Outcome(
+        document,
+        lambda: render_sweep(document, exit_code=code),
+        exit_code=code,
+        status=document["sweep"]["status"],
+        warnings=document["sweep"]["warnings"],
+    )

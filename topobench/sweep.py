@@ -1,0 +1,212 @@
+"""
+Drives one sweep: plan -> agents -> store. Hosts side by side, workers of a host in turn.
+
+The agents and the store are given as arguments; this module is the only place where they
+meet. One thread a host asks its agent for runs; only the calling thread writes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+from topobench.errors import AgentError
+from topobench.host import Host
+from topobench.plan import batches
+from topobench.reading import BENIGN, MEASURED, Cell, Reason, ReasonCode, Run, Status
+
+
+class Agent(Protocol):
+    """What a sweep needs of a host's agent."""
+
+    host: Host
+
+    def run(self, cells: Sequence[Cell], attempts: Mapping[str, int]) -> Iterator[Run]:
+        """Run cells of one batch; one Run a cell, as it ends."""
+        ...
+
+    def cancel(self) -> None:
+        """End the running worker at once."""
+        ...
+
+
+class Recorder(Protocol):
+    """What a sweep needs of the store."""
+
+    def put_run(self, run: Run) -> object:
+        """Commit a run; never loses one."""
+        ...
+
+
+class Watcher(Protocol):
+    """What a sweep tells while it goes on."""
+
+    def cell_started(self, cell: Cell) -> None:
+        """Called when a cell's worker is about to start."""
+
+    def run_finished(self, cell: Cell, run: Run) -> None:
+        """Called after the run was committed."""
+
+
+class Interrupted(Exception):
+    """A signal asked for the end."""
+
+
+_HostDone = str
+_Event = tuple[Cell, Run | None] | _HostDone | BaseException
+
+
+def drive(
+    cells: Iterable[Cell],
+    agents: Sequence[Agent],
+    recorder: Recorder,
+    watcher: Watcher,
+    *,
+    stop: threading.Event,
+    attempts: Mapping[str, int] | None = None,
+) -> list[Run]:
+    """
+    Run every planned cell and commit each run as it arrives.
+
+    Args:
+        stop: Set by a signal handler: workers are ended, their runs stored as aborted,
+            cells not yet started stay ``planned``.
+        attempts: Attempt number by cell; 1 where absent.
+
+    Returns:
+        Every run, in the order committed.
+    """
+    by_host: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.status is Status.PLANNED:
+            by_host.setdefault(cell.host, []).append(cell)
+    events: queue.Queue[_Event] = queue.Queue()
+    numbers = attempts or {}
+    workers = [
+        threading.Thread(
+            target=_run_host, args=(a, by_host[a.host.key], numbers, events, stop), daemon=True
+        )
+        for a in agents
+        if a.host.key in by_host
+    ]
+    for worker in workers:
+        worker.start()
+    return _collect(len(workers), agents, events, recorder, watcher, stop)
+
+
+def _collect(
+    hosts: int,
+    agents: Sequence[Agent],
+    events: queue.Queue[_Event],
+    recorder: Recorder,
+    watcher: Watcher,
+    stop: threading.Event,
+) -> list[Run]:
+    runs: list[Run] = []
+    cancelled = False
+    while hosts:
+        if stop.is_set() and not cancelled:
+            cancelled = True
+            for agent in agents:
+                agent.cancel()
+        try:
+            event = events.get(timeout=0.2)
+        except queue.Empty:
+            continue
+        if isinstance(event, BaseException):
+            stop.set()
+            for agent in agents:
+                agent.cancel()
+            raise event
+        if isinstance(event, _HostDone):
+            hosts -= 1
+            continue
+        cell, run = event
+        if run is None:
+            watcher.cell_started(cell)
+            continue
+        recorder.put_run(run)
+        runs.append(run)
+        watcher.run_finished(cell, run)
+    return runs
+
+
+def _run_host(
+    agent: Agent,
+    cells: Sequence[Cell],
+    attempts: Mapping[str, int],
+    events: queue.Queue[_Event],
+    stop: threading.Event,
+) -> None:
+    try:
+        lost: str | None = None
+        for batch in batches(cells):
+            if stop.is_set():
+                break
+            lost = _run_batch(agent, batch, attempts, events, lost)
+    except BaseException as error:  # the driver's own thread must hear of it
+        events.put(error)
+    finally:
+        events.put(agent.host.key)
+
+
+def _run_batch(
+    agent: Agent,
+    batch: Sequence[Cell],
+    attempts: Mapping[str, int],
+    events: queue.Queue[_Event],
+    lost: str | None,
+) -> str | None:
+    """Run one batch; returns why the host is lost, if it is. A lost host fails its cells."""
+    waiting = {c.id: c for c in batch}
+    if lost is None:
+        events.put((batch[0], None))
+        try:
+            for run in agent.run(batch, {c.id: attempts.get(c.id, 1) for c in batch}):
+                cell = waiting.pop(run.cell)
+                events.put((cell, run))
+                if waiting:
+                    events.put((next(iter(waiting.values())), None))
+        except AgentError as error:
+            lost = str(error)
+    for cell in waiting.values():
+        events.put((cell, _lost(cell, attempts.get(cell.id, 1), lost or "no result came back")))
+    return lost
+
+
+def _lost(cell: Cell, attempt: int, text: str) -> Run:
+    return Run(
+        id=str(uuid.uuid4()),
+        cell=cell.id,
+        status=Status.FAILED,
+        reason=Reason(ReasonCode.HOST_LOST, text),
+        started_at=utc_now(),
+        duration_seconds=0.0,
+        attempt=attempt,
+    )
+
+
+def utc_now() -> str:
+    """The time as stored: UTC, ISO 8601, microseconds, ``Z``."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def exit_code(counts: Mapping[str, int], failures: int = 0) -> int:
+    """
+    The exit code of ``probe`` and ``sweep`` for a finished sweep.
+
+    Args:
+        counts: Cells by status.
+        failures: Hosts that could not take part.
+
+    Returns:
+        0 every planned cell ran, 1 some failed, 3 nothing was measured.
+    """
+    if not any(counts.get(s) for s in MEASURED):
+        return 3
+    bad = sum(n for s, n in counts.items() if s not in BENIGN)
+    return 1 if bad or failures else 0
