@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import selectors
 import threading
 import time
@@ -27,6 +28,7 @@ _TICK_SECONDS = 0.1
 _LOST_SECONDS = 1.0  # a dead rank's peers may say what they saw
 _ENDED_SECONDS = 5.0  # ranks that fail alike do so about together
 _LEAVE_SECONDS = 5.0
+_ECHO = re.compile(r"Connection (closed|reset)|Read error|Write error|Broken pipe|remote process")
 _WORST_FIRST = (Status.FAILED, Status.INVALID, Status.SKIPPED, Status.PARTIAL, Status.OK)
 
 
@@ -250,9 +252,10 @@ class Gang:
         if lost:
             return Outcome(Status.FAILED, self._loss(lost[0])), lost[0].rank
         for status in _WORST_FIRST:
-            for rank, end in sorted(self._ends.items()):
-                if end["status"] == status and not (silent and status in MEASURED):
-                    return Outcome(status, self._reason(rank, end)), rank
+            alike = [r for r, end in self._ends.items() if end["status"] == status]
+            if alike and not (silent and status in MEASURED):
+                rank = min(alike, key=lambda r: (_is_echo(self._ends[r]["reason"]), r))
+                return Outcome(status, self._reason(rank, self._ends[rank])), rank
         ranks = ", ".join(str(w.rank) for w in silent)
         who = f"rank {ranks}" if len(self._workers) > 1 else "the worker"
         text = f"{who} gave no result within {seconds:.0f} s and was ended"
@@ -306,6 +309,11 @@ class Gang:
         with contextlib.suppress(OSError):
             return self._workers[rank].log_tail()
         return ""
+
+
+def _is_echo(reason: str | None) -> bool:
+    """Whether a rank only tells that it lost its peers, which has a cause elsewhere."""
+    return reason is not None and _ECHO.search(reason) is not None
 
 
 def utc_now() -> str:

@@ -219,7 +219,7 @@ class Launcher:
             readings=outcome.readings,
             members=outcome.members,
             environment={**outcome.environment, "env": dict(setting.stored)},
-            conditions=outcome.conditions,
+            conditions={**outcome.conditions, **_sharing(cell)},
             warnings=(*setting.warnings, *outcome.warnings),
             log_tail=setting.mask(outcome.log_tail),
         )
@@ -261,6 +261,14 @@ def numactl(program: str | None, binding: Binding, *, denied: bool) -> tuple[str
     }
     # --all: CPUs count from the whole cpuset, not from what the agent was started with.
     return (program, "--all", f"--physcpubind={binding.cpus}", *memory[binding.memory], "--")
+
+
+def _sharing(cell: Cell) -> dict[str, str]:
+    """How the ranks of a gang divide the CPUs of their binding."""
+    if cell.ranks == 1:
+        return {}
+    first = rank_binding(cell.arm.binding, 0, cell.ranks, gpus=bool(cell.devices))
+    return {"rank_cpus": "shared" if first == cell.arm.binding else "own"}
 
 
 def rank_binding(binding: Binding, rank: int, ranks: int, *, gpus: bool) -> Binding:

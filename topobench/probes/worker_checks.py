@@ -30,6 +30,7 @@ LOCALITY = Metric(
 )
 _ENOUGH_LOCALITY = 0.95  # a few pages of a buffer may be shared with earlier allocations
 _ONE_NODE = 0.99
+_REASON_LENGTH = 300
 
 _FATAL = frozenset({ReasonCode.CUDA_ERROR, ReasonCode.OOM, ReasonCode.WRONG_BINDING})
 _CUDA_WORDS = ("CUDA error", "CUDA driver error", "CUBLAS_STATUS", "CUDNN_STATUS", "CUSOLVER_")
@@ -73,7 +74,7 @@ def explain(error: Exception) -> Failure:
     traceback.print_exception(error)
     if isinstance(error, ProbeError):
         return Failure(Status.FAILED, Reason.from_text(str(error)))
-    text = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+    text = f"{type(error).__name__}: {error}".split("\n", 1)[0][:_REASON_LENGTH]
     return Failure(Status.FAILED, Reason(_code(error), text))
 
 

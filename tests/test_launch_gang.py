@@ -1,0 +1,118 @@
+"""One worker per rank: they meet, go in step, and end together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launching import CPUS, Lab, cell
+
+from topobench.agents.launch import rank_binding
+from topobench.reading import Binding, ReasonCode, Status
+
+pytest.importorskip("torch", reason="the ranks meet with torch.distributed")
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    found = Lab(tmp_path)
+    yield found
+    found.assert_nothing_left()
+
+
+def test_ranks_meet_and_rank_0_reports(lab: Lab) -> None:
+    first, second = lab.run(cell("meeting", ranks=3), cell("meeting", ranks=3), seconds=60.0)
+    for run in (first, second):
+        assert run.status is Status.OK, run.reason
+        assert len(run.readings) == 20
+        assert [m.rank for m in run.members] == [0, 1, 2]
+        assert run.environment["torch"]
+    assert len({m.pid for m in first.members}) == 3
+    assert [m.pid for m in first.members] == [m.pid for m in second.members]
+
+
+def test_a_rank_that_is_killed_ends_the_gang(lab: Lab) -> None:
+    """C39: the reason names the rank, earlier cells are kept, the next gang works."""
+    sound, lost, after = (
+        cell("meeting", ranks=3),
+        cell("meeting", ranks=3, die=1, die_at=5),
+        cell("meeting", ranks=2),
+    )
+    began = time.monotonic()
+    runs = lab.run(sound, lost, seconds=60.0)
+    assert time.monotonic() - began < 40.0, "the peers must not wait for their deadline"
+    assert runs[0].status is Status.OK
+    assert runs[1].reason is not None
+    assert (runs[1].status, runs[1].reason.code) == (Status.FAILED, ReasonCode.RANK_LOST)
+    assert runs[1].reason.text.startswith("rank 1 of 3 was lost: signal: ")
+    assert "SIGKILL" in runs[1].reason.text
+    assert len(runs[1].readings) == 5, "what rank 0 had measured is kept as evidence"
+    lab.assert_nothing_left()
+    (again,) = lab.run(after, seconds=60.0)
+    assert again.status is Status.OK
+
+
+def test_rank_0_may_be_the_lost_one_and_the_rest_gets_a_fresh_gang(lab: Lab) -> None:
+    lost, after = lab.run(
+        cell("meeting", ranks=2, die=0, die_at=2, how="SIGABRT"),
+        cell("meeting", ranks=2),
+        seconds=60.0,
+    )
+    assert lost.reason is not None
+    assert lost.reason.code is ReasonCode.RANK_LOST
+    assert "rank 0 of 2 was lost: signal: the worker was ended by SIGABRT" in lost.reason.text
+    assert after.status is Status.OK
+    assert {m.pid for m in after.members}.isdisjoint(m.pid for m in lost.members)
+
+
+def test_a_rank_that_raises_is_named(lab: Lab) -> None:
+    """Its peers see only a closed connection; the cause is what counts."""
+    (run,) = lab.run(cell("meeting", ranks=2, die=1, die_at=3, how="raise"), seconds=60.0)
+    assert run.status is Status.FAILED
+    assert run.reason is not None
+    assert str(run.reason) == "internal: rank 1: ValueError: this rank has had enough"
+    assert "in _die" in run.log_tail
+
+
+def test_a_rank_that_hangs_is_late(lab: Lab) -> None:
+    (run,) = lab.run(cell("meeting", ranks=2, die=1, how="hang"), seconds=0.0)
+    assert run.reason is not None
+    assert (run.status, run.reason.code) == (Status.TIMEOUT, ReasonCode.DEADLINE)
+    assert "rank 0, 1 gave no result" in run.reason.text
+
+
+def test_a_gang_that_agrees_to_skip_is_skipped_and_goes_on(lab: Lab) -> None:
+    skipped, after = lab.run(
+        cell("meeting", ranks=2, how="skip"), cell("meeting", ranks=2), seconds=60.0
+    )
+    assert (skipped.status, str(skipped.reason)) == (
+        Status.SKIPPED,
+        "unsupported: no collectives here",
+    )
+    assert after.status is Status.OK
+    assert [m.pid for m in after.members] == [m.pid for m in skipped.members]
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
+def test_each_rank_has_its_own_cpus_if_there_are_enough(lab: Lab) -> None:
+    here = f"{CPUS[0]},{CPUS[1]}"
+    own, shared = (
+        lab.run(cell("meeting", ranks=ranks, binding=Binding("local", cpus=here)), seconds=60.0)[0]
+        for ranks in (2, 3)
+    )
+    assert [m.cpus for m in own.members] == [str(CPUS[0]), str(CPUS[1])]
+    assert own.conditions["affinity"] == [CPUS[0]]
+    assert own.conditions["rank_cpus"] == "own"
+    assert {m.cpus for m in shared.members} == {f"{CPUS[0]}-{CPUS[1]}"}
+    assert shared.conditions["rank_cpus"] == "shared"
+
+
+def test_slices_are_disjoint_and_gpu_ranks_keep_the_whole_set() -> None:
+    binding = Binding("local", cpus="0-3,8-12")
+    parts = [rank_binding(binding, rank, 4, gpus=False).cpus for rank in range(4)]
+    assert parts == ["0-1", "2-3", "8-9", "10-11"]
+    assert rank_binding(binding, 1, 4, gpus=True) == binding
+    assert rank_binding(binding, 0, 1, gpus=False) == binding
+    assert rank_binding(Binding("none"), 1, 2, gpus=False) == Binding("none")
