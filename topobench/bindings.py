@@ -8,6 +8,7 @@ as memory only. An arm that cannot be laid out is refused with the reason, never
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,17 @@ from topobench.topology import (
     format_cpu_list,
     parse_cpu_list,
 )
+
+
+@functools.lru_cache(maxsize=4096)
+def _cpus(text: str | None) -> frozenset[int]:
+    """CPUs of a list string; a fleet has few different ones."""
+    return frozenset(parse_cpu_list(text))
+
+
+@functools.lru_cache(maxsize=4096)
+def _text(cpus: frozenset[int]) -> str:
+    return format_cpu_list(cpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +59,7 @@ class MatrixArm:
 def allowed_cpus(topology: Topology) -> frozenset[int]:
     """CPUs a worker may use; all that are online where the limit is unknown."""
     cpus = topology.cpus
-    return frozenset(parse_cpu_list(cpus.allowed or cpus.online))
+    return _cpus(cpus.allowed or cpus.online)
 
 
 def usable_cpu_count(topology: Topology) -> int:
@@ -60,7 +72,7 @@ def usable_cpu_count(topology: Topology) -> int:
 def allowed_cpu_nodes(topology: Topology) -> tuple[NumaNode, ...]:
     """NUMA nodes with at least one CPU that a worker may use, by id."""
     allowed = allowed_cpus(topology)
-    nodes = [n for n in topology.cpu_nodes if allowed.intersection(parse_cpu_list(n.cpus))]
+    nodes = [n for n in topology.cpu_nodes if allowed & _cpus(n.cpus)]
     return tuple(sorted(nodes, key=lambda n: n.id))
 
 
@@ -119,7 +131,7 @@ def equal_threads(bindings: Iterable[Binding], topology: Topology, ranks: int = 
     take all of more than two. Shared by the ranks of a gang; at least 1.
     """
     total = len(allowed_cpus(topology)) or 1
-    counts = [len(parse_cpu_list(b.cpus)) if b.cpus else total for b in bindings]
+    counts = [len(_cpus(b.cpus)) if b.cpus else total for b in bindings]
     threads = min([*counts, usable_cpu_count(topology)])
     if threads == total > 2:
         threads -= 1
@@ -185,10 +197,10 @@ def _spread(topology: Topology) -> Resolved:
     if len(usable_memories) < 2:
         text = "memory of one NUMA node only may be used (Mems_allowed)"
         return _refused("spread", ReasonCode.MEM_NOT_ALLOWED, text)
-    cpus = {c for n in usable_cpus for c in parse_cpu_list(n.cpus)}
+    cpus = frozenset[int]().union(*(_cpus(n.cpus) for n in usable_cpus))
     return Binding(
         "spread",
-        cpus=format_cpu_list(cpus & allowed_cpus(topology)),
+        cpus=_text(cpus & allowed_cpus(topology)),
         cpu_nodes=tuple(n.id for n in usable_cpus),
         memory=MemoryPolicy.INTERLEAVE,
         memory_nodes=tuple(n.id for n in usable_memories),
@@ -198,17 +210,17 @@ def _spread(topology: Topology) -> Resolved:
 def _own(choice: BindingChoice, topology: Topology) -> Resolved:
     """The user's arm: CPUs cut to the allowed set, memory nodes all or none."""
     allowed = allowed_cpus(topology)
-    by_node = {n.id: set(parse_cpu_list(n.cpus)) for n in topology.cpu_nodes}
-    wanted = set(parse_cpu_list(choice.cpus)) if choice.cpus else allowed
+    by_node = {n.id: _cpus(n.cpus) for n in topology.cpu_nodes}
+    wanted = _cpus(choice.cpus) if choice.cpus else allowed
     if choice.cpu_nodes:
         for node in choice.cpu_nodes:
             if node not in by_node:
                 text = f"NUMA node {node} has no CPUs here"
                 return _refused(choice.name, ReasonCode.CPU_NOT_ALLOWED, text)
-        wanted = {c for node in choice.cpu_nodes for c in by_node[node]}
+        wanted = frozenset[int]().union(*(by_node[node] for node in choice.cpu_nodes))
     cpus = wanted & allowed
     if not cpus:
-        text = f"none of the CPUs {format_cpu_list(wanted)} may be used here"
+        text = f"none of the CPUs {_text(wanted)} may be used here"
         return _refused(choice.name, ReasonCode.CPU_NOT_ALLOWED, text)
     usable = {n.id for n in memory_nodes(topology) if n.allowed}
     for node in choice.memory_nodes:
@@ -216,7 +228,7 @@ def _own(choice: BindingChoice, topology: Topology) -> Resolved:
             return _memory_refused(choice.name, node)
     return Binding(
         choice.name,
-        cpus=format_cpu_list(cpus),
+        cpus=_text(cpus),
         cpu_nodes=tuple(n for n, own in sorted(by_node.items()) if own & cpus),
         memory=choice.memory,
         memory_nodes=choice.memory_nodes,
@@ -249,7 +261,7 @@ def _node_to_node(
     topology: Topology, cpu: NumaNode, memory: NumaNode, name: str | None = None
 ) -> Resolved:
     label = name or f"cpu{cpu.id}-mem{memory.id}"
-    cpus = allowed_cpus(topology).intersection(parse_cpu_list(cpu.cpus))
+    cpus = allowed_cpus(topology) & _cpus(cpu.cpus)
     if not cpus:
         return _cpus_refused(label, cpu.id)
     if memory not in memory_nodes(topology):
@@ -259,7 +271,7 @@ def _node_to_node(
         return _memory_refused(label, memory.id)
     return Binding(
         label,
-        cpus=format_cpu_list(cpus),
+        cpus=_text(cpus),
         cpu_nodes=(cpu.id,),
         memory=MemoryPolicy.BIND,
         memory_nodes=(memory.id,),

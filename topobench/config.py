@@ -275,7 +275,7 @@ def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
 
 def mask_url(url: str) -> str:
     """A database URL without its password."""
-    hidden = re.sub(r"(://[^:/@]*):[^@]*@", rf"\1:{MASK}@", url)
+    hidden = re.sub(r"(://[^:/@]*):(?:[^/]*|[^@]*)@", rf"\1:{MASK}@", url)
     return re.sub(r"([?&](?:password|token)=)[^&]*", rf"\1{MASK}", hidden, flags=re.IGNORECASE)
 
 

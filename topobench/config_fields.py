@@ -19,7 +19,7 @@ from topobench.probes import registry
 from topobench.probes.protocol import Kind, fields_of
 from topobench.reading import MemoryPolicy, Scalar
 from topobench.topology import parse_cpu_list
-from topobench.units import parse_bytes, parse_count, parse_duration
+from topobench.units import format_bytes, parse_bytes, parse_count, parse_duration
 from topobench.yaml_strict import Entry, Listing, Node, Table, Text
 
 T = TypeVar("T")
@@ -382,11 +382,12 @@ def parse_parameter(declaration: dataclasses.Field[Any], text: str) -> Scalar:
     value = _parse_kind(kind, choices, text)
     if isinstance(value, str | bool):
         return value
+    show = format_bytes if kind is Kind.BYTES else "{:g}".format
     minimum, maximum = declaration.metadata["minimum"], declaration.metadata["maximum"]
     if minimum is not None and value < minimum:
-        raise ValueError(f"{text!r} is out of range; expected at least {minimum:g}")
+        raise ValueError(f"{text!r} is out of range; expected at least {show(minimum)}")
     if maximum is not None and value > maximum:
-        raise ValueError(f"{text!r} is out of range; expected at most {maximum:g}")
+        raise ValueError(f"{text!r} is out of range; expected at most {show(maximum)}")
     return value
 
 

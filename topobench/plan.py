@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from topobench import budget
+from topobench.bindings import allowed_cpus
 from topobench.config import ClusterConfig, mask_url
 from topobench.errors import UsageError
 from topobench.host import Host, sku_name
 from topobench.layout import Choice, Site, lay_out
 from topobench.reading import Cell, ReasonCode, Status, to_json
 from topobench.selection import absent_hosts, check_devices, select_hosts
+from topobench.topology import parse_cpu_list
 from topobench.units import format_span
 
 CPU_START_SECONDS = 2.5
@@ -70,8 +72,8 @@ def make_plan(config: ClusterConfig, hosts: Sequence[Host], *, seed: int | None 
     if not chosen:
         raise UsageError("no host is selected; see --hosts and the key hosts:")
     check_devices(config, chosen)
-    drawn = random.SystemRandom().randrange(2**31) if config.seed is None else config.seed
-    used_seed = drawn if seed is None else seed
+    seed = config.seed if seed is None else seed
+    used_seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     site = Site(config, tuple(Choice(c) for c in config.probes), len(chosen), used_seed)
     cells = [_in_budget(lay_out(site, host), config) for host in chosen]
     seconds = [estimate(found) for found in cells]
@@ -159,6 +161,10 @@ def _host_warnings(
     for name in absent:
         yield f"{name}: named in hosts: but not alive; nothing is measured there"
     for host in hosts:
+        online = len(parse_cpu_list(host.topology.cpus.online))
+        allowed = len(allowed_cpus(host.topology))
+        if allowed < online:
+            yield f"{host.name}: {allowed} of {online} CPUs may be used; bindings are cut to them"
         expectation = config.expectation_for(host)
         found = len(host.topology.gpus)
         if expectation and expectation.gpus is not None and expectation.gpus != found:
