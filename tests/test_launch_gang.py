@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import CPUS, Lab, cell
 
+from launching import CPUS, Lab, cell
 from topobench.agents.launch import rank_binding
 from topobench.reading import Binding, ReasonCode, Status
 

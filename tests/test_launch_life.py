@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import Lab, cell
 
+from launching import Lab, cell
 from topobench import processes
 from topobench.reading import ReasonCode, Status
 

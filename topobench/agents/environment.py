@@ -52,7 +52,9 @@ _HARMLESS = {  # values with which these three do *not* forbid NVLink multicast
 
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 _SECRET_SETTING = re.compile(
-    r"(?i)\b(\w*(?:token|api_?key|secret|password|passwd|credential)\w*\s*[=:]\s*)(\"[^\"]*\"|\S+)"
+    r"(\b\w*(?:token|api_?key|access_?key|secret|password|passwd|credentials?)\s*[=:]\s*)"
+    r"(\"[^\"]*\"|'[^']*'|\S+)",
+    re.IGNORECASE,
 )
 _URL_PASSWORD = re.compile(r"(\b[a-zA-Z][\w+.-]*://[^\s/:@]*:)[^\s/@]+(?=@)")
 _MASK = "***"

@@ -29,6 +29,7 @@ _LOST_SECONDS = 1.0  # a dead rank's peers may say what they saw
 _ENDED_SECONDS = 5.0  # ranks that fail alike do so about together
 _LEAVE_SECONDS = 5.0
 _ECHO = re.compile(r"Connection (closed|reset)|Read error|Write error|Broken pipe|remote process")
+_NOT_ALLOWED = frozenset({ReasonCode.CPU_NOT_ALLOWED, ReasonCode.MEM_NOT_ALLOWED})
 _WORST_FIRST = (Status.FAILED, Status.INVALID, Status.SKIPPED, Status.PARTIAL, Status.OK)
 
 
@@ -119,8 +120,9 @@ class Gang:
         unbound = worker.died and self._seats[worker.rank].wrapped
         if unbound:
             reason = _numactl_failed(reason, worker.log_tail())
+        status = Status.FAILED if worker.fault else Status.TIMEOUT
         return Outcome(
-            Status.FAILED if worker.fault else Status.TIMEOUT,
+            Status.SKIPPED if reason.code in _NOT_ALLOWED else status,
             reason,
             seconds=time.monotonic() - began,
             members=self._members(),

@@ -212,7 +212,8 @@ class Launcher:
             id=str(uuid.uuid4()),
             cell=cell.id,
             status=outcome.status,
-            reason=outcome.reason,
+            reason=outcome.reason
+            and replace(outcome.reason, text=setting.mask(outcome.reason.text)),
             started_at=outcome.started_at or utc_now(),
             duration_seconds=outcome.seconds,
             attempt=numbers[cell.id],
@@ -220,7 +221,7 @@ class Launcher:
             members=outcome.members,
             environment={**outcome.environment, "env": dict(setting.stored)},
             conditions={**outcome.conditions, **_sharing(cell)},
-            warnings=(*setting.warnings, *outcome.warnings),
+            warnings=(*setting.warnings, *map(setting.mask, outcome.warnings)),
             log_tail=setting.mask(outcome.log_tail),
         )
 
