@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Console, ConsoleOptions, RenderResult
+
 from topobench.reading import Scalar
 from topobench.report import figures
-from topobench.report.records import UNIT, Figure, Key, Record
+from topobench.report.records import ARM, TITLES, UNIT, Figure, Key, Record
 from topobench.report.safe import clean
 from topobench.report.sheet import Column, Sheet
 from topobench.units import format_percent
@@ -28,6 +30,7 @@ class Grid:
 
     Args:
         names: Dimensions that make a row.
+        across: Dimensions whose values became columns.
         titled: The one metric stands in a title above, not in the columns.
     """
 
@@ -37,6 +40,7 @@ class Grid:
     cells: Mapping[tuple[Key, Head], Figure]
     scales: Mapping[str, figures.Scale]
     labels: Mapping[str, str]
+    across: Sequence[str] = ()
     titled: bool = False
 
     @property
@@ -52,20 +56,19 @@ class Grid:
             columns.append(Column(self._head(head), number=True))
             parts.append(self._numbers(head))
         found = [self._figures(row) for row in self.rows]
-        bases = {f.basis for row in found for f in row}
-        columns.append(Column(bases.pop() if len(bases) == 1 else "spread", number=True))
-        parts.append([_spread(row, name_basis=bool(bases)) for row in found])
+        title, spreads = _spread_column(found)
+        columns.append(Column(title, number=True))
+        parts.append(spreads)
         columns.append(Column("n", number=True))
-        parts.append(
-            [str(min((f.n for f in row if f.n), default=figures.UNKNOWN)) for row in found]
-        )
+        parts.append([_samples(row) for row in found])
         return Sheet(columns, list(zip(*parts, strict=True)))
 
     def _head(self, head: Head) -> str:
         metric, values = head
         across = [figures.UNKNOWN if v is None else clean(v) for v in values]
         if self.titled:
-            return "\n".join(across) or self.scales[metric].unit
+            lead = [ARM] if self.across == (ARM,) else []
+            return "\n".join(lead + across) or self.scales[metric].unit
         return "\n".join(p for p in (self.labels[metric], *across, self.scales[metric].unit) if p)
 
     def _numbers(self, head: Head) -> list[str]:
@@ -109,33 +112,59 @@ def grid(
             for m in metrics
         },
         labels=labels,
+        across=tuple(across),
         titled=titled,
     )
 
 
-def extremes(records: Sequence[Record], names: Sequence[str]) -> Sheet:
-    """Median, lowest and highest of one metric over many GPUs or hosts, and where those are."""
-    groups: dict[Key, list[Record]] = {}
-    for record in records:
-        groups.setdefault(tuple(record.dimensions.get(n) for n in names), []).append(record)
-    rows = in_order(groups)
-    ranked = [sorted(groups[row], key=_median) for row in rows]
-    scale = figures.scale_for(records[0].metric, map(_median, records))
-    columns, parts = dimension_columns(names, rows)
+@dataclass(frozen=True, slots=True)
+class Extremes:
+    """
+    Median, lowest and highest of one metric over many GPUs or hosts, and where those are.
 
-    def add(title: str, values: Iterable[float]) -> None:
-        columns.append(Column(title, number=True))
-        parts.append(figures.aligned([figures.number(v, scale) for v in values]))
+    Args:
+        records: Of one metric.
+        names: Dimensions that make a row.
+    """
 
-    add("median", [statistics.median(map(_median, g)) for g in ranked])
-    for title, index in (("lowest", 0), ("highest", -1)):
-        add(title, [_median(g[index]) for g in ranked])
-        columns.append(Column("at"))
-        parts.append([clean(g[index].dimensions.get(UNIT, "")) for g in ranked])
-    columns += [Column("of", number=True), Column("spread", number=True)]
-    parts.append([str(len(g)) for g in ranked])
-    parts.append([_spread([r.figure for r in g], name_basis=False) for g in ranked])
-    return Sheet(columns, list(zip(*parts, strict=True)))
+    records: Sequence[Record]
+    names: Sequence[str]
+
+    @property
+    def scale(self) -> figures.Scale:
+        """The unit of its numbers."""
+        return figures.scale_for(self.records[0].metric, map(_median, self.records))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The sheet; the spread gives way where the terminal is narrow."""
+        whole = self.sheet()
+        yield whole if whole.width <= options.max_width else self.sheet(with_spread=False)
+
+    def sheet(self, *, with_spread: bool = True) -> Sheet:
+        """One row for each value of the dimensions."""
+        groups: dict[Key, list[Record]] = {}
+        for record in self.records:
+            row = tuple(record.dimensions.get(n) for n in self.names)
+            groups.setdefault(row, []).append(record)
+        rows = in_order(groups)
+        ranked = [sorted(groups[row], key=_median) for row in rows]
+        columns, parts = dimension_columns(self.names, rows)
+        columns.append(Column("median", number=True))
+        parts.append(self._numbers([statistics.median(map(_median, g)) for g in ranked]))
+        for title, index in (("low", 0), ("high", -1)):
+            columns += [Column(title, number=True), Column("at")]
+            parts.append(self._numbers([_median(g[index]) for g in ranked]))
+            parts.append([clean(g[index].dimensions[UNIT]) for g in ranked])
+        columns.append(Column("of", number=True))
+        parts.append([str(len(g)) for g in ranked])
+        if with_spread:
+            title, spreads = _spread_column([[r.figure for r in g] for g in ranked])
+            columns.append(Column(title, number=True))
+            parts.append(spreads)
+        return Sheet(columns, list(zip(*parts, strict=True)))
+
+    def _numbers(self, values: Sequence[float]) -> list[str]:
+        return figures.aligned([figures.number(v, self.scale) for v in values])
 
 
 def dimension_columns(
@@ -167,9 +196,10 @@ def _place(value: Scalar) -> tuple[Any, ...]:
         return (0,)
     if isinstance(value, int | float):
         return (1, value)
-    if value in _ORDER:
-        return (2, _ORDER.index(value))
-    parts = re.split(r"(\d+)", value)
+    names = str(value).split("/")  # an arm is binding/ring
+    if all(n in _ORDER for n in names):
+        return (2, *map(_ORDER.index, names))
+    parts = re.split(r"(\d+)", str(value))
     return (3, *(int(p) if i % 2 else p for i, p in enumerate(parts)))
 
 
@@ -177,11 +207,28 @@ def _median(record: Record) -> float:
     return record.figure.median
 
 
-def _spread(row: Sequence[Figure], *, name_basis: bool) -> str:
-    """The widest spread of a row."""
+def _spread_column(rows: Sequence[Sequence[Figure]]) -> tuple[str, list[str]]:
+    """The title, and the widest spread of each row, named where rows differ in what it is."""
+    bases = {f.basis for row in rows for f in row}
+    if len(bases) == 1:
+        return TITLES[bases.pop()], [_widest(row)[0] for row in rows]
+    return "spread", [" ".join(_widest(row)) for row in rows]
+
+
+def _widest(row: Sequence[Figure]) -> tuple[str, ...]:
+    """The widest spread of a row, and what it is."""
     known = [f for f in row if f.spread is not None]
     if not known:
-        return figures.UNKNOWN
+        return (figures.UNKNOWN,)
     widest = max(known, key=lambda f: f.spread or 0.0)
-    text = format_percent(widest.spread or 0.0)
-    return f"{text} {widest.basis}" if name_basis else text
+    share = widest.spread or 0.0
+    return "<0.1 %" if 0 < share < 0.0005 else format_percent(share), widest.basis
+
+
+def _samples(row: Sequence[Figure]) -> str:
+    """The fewest samples of a row: ``20``, or ``16x20`` for those of 16 processes."""
+    known = [f for f in row if f.n]
+    if not known:
+        return figures.UNKNOWN
+    fewest = min(known, key=lambda f: (f.processes, f.n))
+    return f"{fewest.processes}x{fewest.n}" if fewest.processes > 1 else str(fewest.n)

@@ -14,7 +14,7 @@ from rich.text import Text
 from topobench.reading import BENIGN, MEASURED
 from topobench.report.figures import UNKNOWN
 from topobench.report.safe import clean, command
-from topobench.report.sheet import Column, Sheet, facts, prose
+from topobench.report.sheet import Column, Prose, Sheet, facts
 from topobench.report.words import MOST_NAMES, count, some_names, warning_text
 from topobench.units import format_bytes
 
@@ -40,7 +40,7 @@ def hosts_section(
         yield from _hosts_with_trouble(hosts, cells)
     for warning, names in _warnings(hosts).items():
         where = "" if len(hosts) == 1 else f"{some_names(names, len(hosts))}: "
-        yield prose(f"warning: {where}{warning}", style="yellow")
+        yield Prose(f"warning: {where}{warning}", style="yellow")
     yield from _torch_boxes(hosts)
 
 
@@ -191,7 +191,7 @@ def _hosts_with_trouble(
         return
     shown = ", ".join(f"{name}: {bad}" for bad, name in worst[:MOST_NAMES])
     more = f" and {len(worst) - MOST_NAMES} more" if len(worst) > MOST_NAMES else ""
-    yield prose(f"{count(len(worst), 'host')} with cells that ended badly: {shown}{more}")
+    yield Prose(f"{count(len(worst), 'host')} with cells that ended badly: {shown}{more}")
 
 
 def _warnings(hosts: Sequence[Host]) -> dict[str, list[str]]:

@@ -14,8 +14,8 @@ from topobench.report import figures
 from topobench.report.grid import in_order
 from topobench.report.problems import left_out
 from topobench.report.safe import clean
-from topobench.report.sheet import Column, Sheet, facts, prose
-from topobench.report.words import count, counts_text, some_names, warning_text
+from topobench.report.sheet import Column, Prose, Sheet, facts
+from topobench.report.words import count, counts_text, warning_text
 from topobench.units import format_span
 
 Cell = Mapping[str, Any]
@@ -35,7 +35,7 @@ def render_plan(data: Mapping[str, Any]) -> RenderableType:
 
 
 def _parts(data: Mapping[str, Any]) -> Iterator[RenderableType]:
-    yield Text("topobench plan: nothing was run", style="bold")
+    yield Text("topobench plan", style="bold")
     yield facts(
         [
             ("cluster", clean(data["cluster"])),
@@ -52,19 +52,18 @@ def _parts(data: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield Text("")
     run = [c for c in data["cells"] if c["status"] == Status.PLANNED]
     yield Text("WOULD RUN", style="bold")
-    yield from _would_run(run) if run else [prose("Nothing.")]
+    yield from _would_run(run) if run else [Prose("Nothing.")]
     yield Text("")
-    out = [c for c in data["cells"] if c["status"] in BENIGN - MEASURED]
-    if out:
+    left = [c for c in data["cells"] if c["status"] in BENIGN - MEASURED]
+    if left:
         yield Text("LEFT OUT", style="bold")
-        yield from left_out(out, hosts)
+        yield from left_out(left, hosts)
         yield Text("")
     for warning in data["warnings"]:
-        yield prose(f"warning: {warning_text(warning)}", indent=0, style="yellow")
-    if absent := data.get("absent_hosts"):
-        names = some_names([clean(a) for a in absent], 0)
-        yield prose(f"warning: not reached: {names}", indent=0, style="yellow")
-    yield Text(f"{counts_text(data['counts'])}; {_cost(data)}", style="bold")
+        yield Prose(f"warning: {warning_text(warning)}", indent=0, style="yellow")
+    out = {s: n for s, n in data["counts"].items() if s != Status.PLANNED}
+    shown = [count(len(run), "cell") + " to run", *([counts_text(out)] if out else [])]
+    yield Text(f"{', '.join(shown)}; {_cost(data)}; nothing was run", style="bold")
 
 
 def _cost(data: Mapping[str, Any]) -> str:
@@ -95,7 +94,7 @@ def _would_run(cells: Sequence[Cell]) -> Iterator[RenderableType]:
         own = [c for c in cells if c["probe"] == probe]
         rows.append([clean(probe), str(len(own)), format_span(_longest_host(own)), _what(own)])
     yield Sheet(columns, rows)
-    yield prose("time: of the busiest host, without starting the workers.", style="dim")
+    yield Prose("time: of the busiest host, without starting the workers.", style="dim")
 
 
 def _longest_host(cells: Sequence[Cell]) -> float:
@@ -109,7 +108,7 @@ def _longest_host(cells: Sequence[Cell]) -> float:
 def _what(cells: Sequence[Cell]) -> str:
     """``chunk 64 KiB, 1 MiB; direction d2h, h2d; arms none, local; 8 GPUs; 2 processes``."""
     parts = []
-    for name in dict.fromkeys(n for c in cells for n in c["params"]):
+    for name in dict.fromkeys(n for c in cells for n in c["params"] if n != "ranks"):
         values = [v for (v,) in in_order({(c["params"].get(name),) for c in cells})]
         if values != [None]:
             parts.append(f"{figures.label(name)} {_values(name, values)}")

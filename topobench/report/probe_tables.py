@@ -13,10 +13,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from topobench.report import figures
-from topobench.report.grid import Grid, extremes, grid
+from topobench.report.grid import Extremes, Grid, grid
 from topobench.report.records import ARM, CPU_NODE, MEMORY_NODE, UNIT, Key, Record
 from topobench.report.safe import clean
-from topobench.report.sheet import Sheet, prose
+from topobench.report.sheet import GAP, Prose, Sheet
 from topobench.report.words import count
 
 FEW_ROWS = 16
@@ -41,7 +41,7 @@ class ProbeTables:
         """A caption with what is equal everywhere, then the sheets."""
         yield Text(clean(self.name), style="bold")
         if common := constants(self.records):
-            yield prose(common)
+            yield Prose(common)
         labels = figures.metric_labels(dict.fromkeys(r.metric for r in self.records))
         for number, family in enumerate(families(self.records)):
             if number:
@@ -50,35 +50,31 @@ class ProbeTables:
 
     def _tables(
         self, records: Sequence[Record], labels: Mapping[str, str], width: int
-    ) -> Iterator[Sheet | Text]:
+    ) -> Iterator[Sheet | Extremes | Text]:
         varying = _varying(records)
         for layout in _layouts(records, varying):
             grids = layout.grids(records, varying, labels)
-            sheets = [g.sheet() for g in grids]
-            if layout.fits(sheets, width):
+            if layout.fits(grids, width):
                 break
         else:
             if UNIT in varying:
                 yield from self._summaries(records, [n for n in varying if n != UNIT], labels)
                 return
             grids = _Layout((), True, None).grids(records, varying, labels)
-            sheets = [g.sheet() for g in grids]
-        for number, (found, sheet) in enumerate(zip(grids, sheets, strict=True)):
+        for number, found in enumerate(grids):
             if found.titled:
-                yield Text(("\n" if number else "") + f"  {found.title}")
-            yield sheet
+                yield _title(number, found.title)
+            yield found.sheet()
 
     def _summaries(
         self, records: Sequence[Record], names: Sequence[str], labels: Mapping[str, str]
-    ) -> Iterator[Sheet | Text]:
+    ) -> Iterator[Extremes | Text]:
         for number, found in enumerate(_by_metric(records)):
-            metric = found[0].metric
-            scale = figures.scale_for(metric, [r.figure.median for r in found])
+            extremes = Extremes(found, names)
             places = count(len({r.dimensions.get(UNIT) for r in found}), self.unit)
-            yield Text(
-                ("\n" if number else "") + f"  {labels[metric]}, {scale.unit}, over {places}"
-            )
-            yield extremes(found, names)
+            title = (labels[found[0].metric], extremes.scale.unit, f"over {places}")
+            yield _title(number, ", ".join(p for p in title if p))
+            yield extremes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +93,16 @@ class _Layout:
             return [grid(records, names, self.across, labels)]
         return [grid(r, names, self.across, labels, titled=True) for r in _by_metric(records)]
 
-    def fits(self, sheets: Sequence[Sheet], width: int) -> bool:
-        short = self.most_rows is None or all(len(s.rows) <= self.most_rows for s in sheets)
-        return short and all(s.width <= width for s in sheets)
+    def fits(self, grids: Sequence[Grid], width: int) -> bool:
+        """Whether the sheets are narrow and short enough; cheap for those that are far off."""
+        short = self.most_rows is None or all(len(g.rows) <= self.most_rows for g in grids)
+        near = all(len(g.heads) * (GAP + 1) <= width for g in grids)
+        return short and near and all(g.sheet().width <= width for g in grids)
+
+
+def _title(number: int, text: str) -> Text:
+    """Of one sheet among several; a blank line stands between them."""
+    return Text(("\n" if number else "") + f"  {text}")
 
 
 def constants(records: Sequence[Record]) -> str:
@@ -134,7 +137,10 @@ def families(records: Sequence[Record]) -> list[list[Record]]:
 
 def _layouts(records: Sequence[Record], varying: Sequence[str]) -> Iterator[_Layout]:
     """Candidates, densest first; several GPUs or hosts bound the rows."""
-    several = UNIT in varying
+    units = len({r.dimensions.get(UNIT) for r in records})
+    several = units > 1
+    if units > MANY_ROWS:
+        return
     arms = tuple(n for n in (ARM, MEMORY_NODE) if n in varying)
     one_metric = len({r.metric for r in records}) == 1
     yield _Layout(arms, bool(arms) and one_metric, FEW_ROWS if several else None)

@@ -11,7 +11,7 @@ from topobench.reading import Reason, ReasonCode, Status
 from topobench.report import figures
 from topobench.report.records import unit_label
 from topobench.report.safe import clean
-from topobench.report.sheet import Column, Sheet, prose
+from topobench.report.sheet import Column, Prose, Sheet
 from topobench.report.words import count
 
 Cell = Mapping[str, Any]
@@ -25,7 +25,7 @@ _ENABLED_BY = {
     ReasonCode.NO_GPU: "a host with an NVIDIA GPU and its driver",
     ReasonCode.NEEDS_2_GPUS: "a host with two or more GPUs",
     ReasonCode.NEEDS_2_HOSTS: "two or more hosts (ray.address in the cluster file)",
-    ReasonCode.NEEDS_2_CPUS: "two or more usable CPUs",
+    ReasonCode.NEEDS_2_CPUS: "more usable CPUs",
     ReasonCode.NO_BINARY: "installing the program named",
     ReasonCode.NO_PACKAGE: "installing the package named",
     ReasonCode.NO_NUMACTL: "installing numactl (topobench doctor)",
@@ -52,7 +52,7 @@ def problems(
         for (probe, reason), found in groups.items():
             style = "yellow" if status == Status.PARTIAL else "red"
             head = f"{status.upper()} {clean(probe)}, {count(len(found), 'cell')}: "
-            yield prose(head + reason_text(reason), style=style)
+            yield Prose(head + reason_text(reason), style=style)
             yield from _examples(found, names, hosts)
 
 
@@ -112,14 +112,14 @@ def _examples(
     cells: Sequence[Cell], names: Mapping[str, str], hosts: Mapping[str, str]
 ) -> Iterator[RenderableType]:
     for cell in cells[:EXAMPLES]:
-        yield prose(_where(cell, names, hosts), indent=4)
+        yield Prose(_where(cell, names, hosts), indent=4)
         for raw in _raw_values(cell):
-            yield prose(f"raw, not to be used: {raw}", indent=6)
+            yield Prose(f"raw, not to be used: {raw}", indent=6)
     if len(cells) > EXAMPLES:
-        yield prose(f"and {len(cells) - EXAMPLES} more", indent=4)
+        yield Prose(f"and {len(cells) - EXAMPLES} more", indent=4)
     tail = [line for line in (cells[0].get("log_tail") or "").splitlines() if line.strip()]
     for line in tail[-LOG_LINES:] if cells[0]["status"] != Status.PARTIAL else []:
-        yield prose(f"log: {clean(line)}", indent=6, style="dim")
+        yield Prose(f"log: {clean(line)}", indent=6, style="dim")
 
 
 def _where(cell: Cell, names: Mapping[str, str], hosts: Mapping[str, str]) -> str:

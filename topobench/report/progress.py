@@ -41,7 +41,7 @@ def _harmless(
     """A failing display goes dark; the sweep never hears of it."""
 
     @functools.wraps(method)
-    def wrapped(self: Progress, *args: P.args, **kwargs: P.kwargs) -> None:
+    def wrapped(self: Progress, /, *args: P.args, **kwargs: P.kwargs) -> None:
         if self.is_dark:
             return
         try:

@@ -6,12 +6,14 @@ Only readings of cells that ended ``ok`` or ``partial`` become figures.
 
 from __future__ import annotations
 
+import enum
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from topobench import stats
 from topobench.reading import MEASURED, CiLevel, MemoryPolicy, Scalar
 from topobench.report.safe import clean
 from topobench.topology import format_cpu_list
@@ -25,6 +27,30 @@ MEMORY_NODE = "memory node"
 Key = tuple[Scalar, ...]
 
 
+class Basis(enum.StrEnum):
+    """What the share beside a median speaks of."""
+
+    SPREAD = "spread"
+    RANGE = "range"
+    INTERVAL = "interval"
+
+
+TITLES = {
+    Basis.SPREAD: "sample\nspread",
+    Basis.RANGE: "process\nrange",
+    Basis.INTERVAL: "95 %\ninterval",
+}
+"""Of the column; an arm, too, may be called "spread"."""
+MEANINGS = {
+    Basis.SPREAD: "sample spread: median absolute deviation of the samples of one process, "
+    "as a share of the median. It says nothing about another process, night or host.",
+    Basis.RANGE: "process range: half the distance between the lowest and the highest of fewer "
+    "than six processes, as a share of their median.",
+    Basis.INTERVAL: "95 % interval: +/-, half the width of the 95 % interval of the median between "
+    "processes or nights, as a share of the median.",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """
@@ -32,25 +58,15 @@ class Figure:
 
     Args:
         median: Of the samples of one process, or of the medians of several.
-        spread: Share of the median; what it means is ``basis``.
-        n: Samples (the fewest of its processes), 0 if not known.
-        basis: A key of :data:`BASES`.
+        spread: Share of the median; None if not known. ``basis`` says what it is.
+        n: Samples of each process, at least; 0 if not known.
     """
 
     median: float
     spread: float | None
     n: int
-    basis: str
-
-
-BASES = {
-    "spread": "spread: median absolute deviation of the samples of one process, as a share of "
-    "the median. It says nothing about another process, night or host.",
-    "range": "range: half the distance between the lowest and the highest of several "
-    "processes, as a share of the median.",
-    "interval": "interval: half the width of the interval of the median between processes or "
-    "nights, as a share of the median.",
-}
+    basis: Basis
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +98,12 @@ def device_label(devices: Sequence[str], names: Mapping[str, str]) -> str:
 
 
 def unit_label(cell: Mapping[str, Any], names: Mapping[str, str], hosts: Mapping[str, str]) -> str:
-    """Where a cell ran: its host when there are several, and its GPUs."""
-    host = clean(hosts.get(cell["host"], cell["host"])) if len(hosts) > 1 else ""
-    return " ".join(p for p in (host, device_label(cell["devices"], names)) if p)
+    """Where a cell ran: ``GPU 3``, or ``gpu01:GPU3`` where there are several hosts."""
+    devices = device_label(cell["devices"], names)
+    if len(hosts) < 2:
+        return devices
+    host = hosts.get(cell["host"]) or clean(cell["host"])
+    return ":".join(p for p in (host, devices.replace(" ", "")) if p)
 
 
 def records(
@@ -104,43 +123,57 @@ def records(
     pools = defaultdict(list)
     for cell in measured:
         fixed = _dimensions(cell, matrix, unit_label(cell, names, hosts))
-        for reading in cell["readings"]:
-            if reading["median"] is not None:
-                point = dict(reading.get("point") or {})
-                pools[reading["metric"], (*point.items(), *fixed.items())].append(reading)
+        for reading in _totals(cell["readings"]):
+            place = {**reading["point"], **fixed}
+            pools[reading["metric"], tuple(place.items())].append(reading)
     return [Record(metric, dict(key), pooled(found)) for (metric, key), found in pools.items()]
 
 
 def pooled(readings: Sequence[Mapping[str, Any]]) -> Figure:
     """The figure of equal readings of one or more processes."""
     medians = [float(r["median"]) for r in readings]
-    middle = statistics.median(medians)
+    middle, k = statistics.median(medians), len(medians)
     n = min(int(r["n"] or 0) for r in readings)
-    if len(readings) > 1:
-        return Figure(middle, _share(max(medians) - min(medians), middle, 2), n, "range")
-    only = readings[0]
-    if only.get("ci_level") == CiLevel.BETWEEN and only["ci_lo"] is not None:
-        return Figure(middle, _share(only["ci_hi"] - only["ci_lo"], middle, 2), n, "interval")
-    mad = only.get("mad")
-    return Figure(middle, None if mad is None or n < 2 else _share(mad, middle, 1), n, "spread")
+    if k == 1:
+        return _single(readings[0], middle, n)
+    ends = stats.interval(medians)
+    basis = Basis.INTERVAL if ends else Basis.RANGE
+    low, high = ends or (min(medians), max(medians))
+    return Figure(middle, _share((high - low) / 2, middle), n, basis, k)
 
 
-def _share(width: float, middle: float, parts: int) -> float | None:
-    return abs(width / parts / middle) if middle else None
+def _single(reading: Mapping[str, Any], middle: float, n: int) -> Figure:
+    low, high, mad = (reading.get(k) for k in ("ci_lo", "ci_hi", "mad"))
+    if reading["ci_level"] == CiLevel.BETWEEN and low is not None and high is not None:
+        return Figure(middle, _share((high - low) / 2, middle), n, Basis.INTERVAL)
+    spread = None if mad is None or n < 2 else _share(mad, middle)
+    return Figure(middle, spread, n, Basis.SPREAD)
+
+
+def _totals(readings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Readings with a number; parts (of each rank) only where there is no whole."""
+    known = [r for r in readings if r["median"] is not None]
+    whole = {r["metric"] for r in known if not r["point"]}
+    return [r for r in known if not r["point"] or r["metric"] not in whole]
+
+
+def _share(width: float, middle: float) -> float | None:
+    return abs(width / middle) if middle else None
 
 
 def _dimensions(cell: Mapping[str, Any], matrix: bool, unit: str) -> dict[str, Scalar]:
-    """Parameters, then where, then the arm; the order in which tables show them."""
+    """Parameters, then where, then the arm."""
     found: dict[str, Scalar] = {**cell["params"], "ranks": cell["ranks"]}
     if unit:
         found[UNIT] = unit
     binding = cell["binding"]
     if matrix:
+        found = {k: v for k, v in found.items() if k not in ("cpu_node", "memory_node")}
         found[CPU_NODE] = binding["cpu_nodes"][0]
         found[MEMORY_NODE] = f"mem {binding['memory_nodes'][0]}"
     else:
         found[ARM] = cell["arm"]
-    if cell.get("env"):
+    if cell["env"]:
         found["env"] = " ".join(f"{k}={v}" for k, v in sorted(cell["env"].items()))
     return found
 

@@ -63,7 +63,7 @@ class Sheet:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lines for the width at hand."""
         widths = self._fitted(options.max_width)
-        lines = self._stacked() if widths is None else self._aligned(widths)
+        lines = self._stacked(options.max_width) if widths is None else self._aligned(widths)
         for line in lines:
             line.no_wrap, line.overflow, line.end = True, "ignore", "\n"
             yield line
@@ -79,19 +79,17 @@ class Sheet:
     def _fitted(self, available: int) -> list[int] | None:
         """Column widths, text columns narrowed to fit; None if even that does not fit."""
         widths = self._natural()
-        excess = self.indent + sum(widths) + GAP * (len(widths) - 1) - available
-        while excess > 0:
-            wide = [
-                i
-                for i, c in enumerate(self.columns)
-                if not c.number and widths[i] > max(NARROWEST_TEXT, _longest_word(c, self.rows, i))
+        excess = self.width - available
+        for floor in (NARROWEST_TEXT, 1):
+            least = [
+                w if c.number else min(w, max(floor, _longest_word(c, self.rows, i)))
+                for i, (c, w) in enumerate(zip(self.columns, widths, strict=True))
             ]
-            if not wide:
-                return None
-            widest = max(wide, key=lambda i: widths[i])
-            widths[widest] -= 1
-            excess -= 1
-        return widths
+            while excess > 0 and widths != least:
+                widest = max(range(len(widths)), key=lambda i: widths[i] - least[i])
+                widths[widest] -= 1
+                excess -= 1
+        return widths if excess <= 0 else None
 
     def _aligned(self, widths: Sequence[int]) -> Iterator[Text]:
         if self.header:
@@ -126,16 +124,19 @@ class Sheet:
             line.rstrip()
             yield line
 
-    def _stacked(self) -> Iterator[Text]:
-        names = [" ".join(c.title.split("\n")).strip() for c in self.columns]
+    def _stacked(self, width: int) -> Iterator[Text]:
+        """One field a line; a dash begins each row."""
+        room = max(1, width - self.indent - 2)
         for number, row in enumerate(self.rows):
-            lead = "- "
             style = self.row_styles[number] if self.row_styles else ""
-            for name, value in zip(names, row, strict=True):
-                if value.strip():
-                    label = f"{name}: " if name else ""
-                    yield Text(" " * self.indent + lead + label + value.strip(), style=style)
-                    lead = "  "
+            lead = "- "
+            for column, value in zip(self.columns, row, strict=True):
+                name = " ".join(column.title.split("\n")).strip()
+                field = f"{name}: {value.strip()}" if name else value.strip()
+                for line in [field] if column.number else _wrap(field, room):
+                    if value.strip():
+                        yield Text(" " * self.indent + lead + line, style=style)
+                        lead = "  "
 
 
 def facts(pairs: Iterable[tuple[str, str]], indent: int = 2) -> Sheet:
@@ -144,9 +145,18 @@ def facts(pairs: Iterable[tuple[str, str]], indent: int = 2) -> Sheet:
     return Sheet([Column("", style="dim"), Column("")], rows, indent=indent, header=False)
 
 
-def prose(text: str, indent: int = 2, style: str = "") -> Sheet:
-    """A paragraph of already clean text, wrapped with every line indented alike."""
-    return Sheet([Column("", style=style)], [[text]], indent=indent, header=False)
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """A paragraph of clean text, wrapped with every line indented alike."""
+
+    text: str
+    indent: int = 2
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Lines for the width at hand."""
+        for line in _wrap(self.text, max(1, options.max_width - self.indent)):
+            yield Text(" " * self.indent + line, style=self.style)
 
 
 def csv_field(value: object) -> str:

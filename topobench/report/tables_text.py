@@ -14,7 +14,7 @@ from rich.text import Text
 
 from topobench.report import figures
 from topobench.report.safe import clean, command
-from topobench.report.sheet import Column, Sheet, csv_field, facts, prose
+from topobench.report.sheet import Column, Prose, Sheet, csv_field, facts
 from topobench.report.words import count, counts_text, minute, took
 
 Document = Mapping[str, Any]
@@ -115,7 +115,7 @@ def _doctor(findings: Sequence[Document]) -> Iterator[RenderableType]:
         yield facts([(clean(f["check"]), clean(f["found"])) for f in fine])
         yield Text("")
     if any(f.get("fix") for f in findings):
-        yield prose("Nothing was changed: topobench only prints these lines.", indent=0)
+        yield Prose("Nothing was changed: topobench only prints these lines.", indent=0)
     counts = Counter(f["level"] for f in findings)
     shown = ", ".join(f"{counts[level]} {level}" for level in _LEVELS if counts[level])
     yield Text(shown or "no checks", style="bold")
@@ -124,7 +124,7 @@ def _doctor(findings: Sequence[Document]) -> Iterator[RenderableType]:
 def _finding(finding: Document) -> Iterator[RenderableType]:
     style = _LEVELS[finding["level"]]
     head = f"{finding['level'].upper()} {clean(finding['check'])}: {clean(finding['found'])}"
-    yield prose(head, indent=0, style=style)
+    yield Prose(head, indent=0, style=style)
     yield facts([("wanted", clean(finding["wanted"])), ("why", clean(finding["why"]))])
     for name in ("fix", "undo"):
         if finding.get(name):

@@ -14,13 +14,13 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from topobench.reading import BENIGN, MEASURED, CiLevel, Status
+from topobench.reading import BENIGN, MEASURED, Status
 from topobench.report import problems, records
 from topobench.report.figures import UNKNOWN
 from topobench.report.hosts import hosts_section
 from topobench.report.probe_tables import ProbeTables
 from topobench.report.safe import clean, command
-from topobench.report.sheet import prose
+from topobench.report.sheet import Prose
 from topobench.report.words import count, counts_text, minute, took, warning_text
 from topobench.units import format_span
 
@@ -28,7 +28,7 @@ Document = Mapping[str, Any]
 
 _LEGEND = (
     "GB/s = 1e9 bytes a second; KiB, MiB, GiB = 2^10, 2^20, 2^30 bytes. Numbers are medians; "
-    "spread and n (samples) are the widest and the fewest of a row."
+    "spread and n (samples, 4x20: of 4 processes) are the widest and the fewest of a row."
 )
 _UNFINISHED = frozenset({*Status} - BENIGN)
 _UNJUDGED = "Differences between arms need --profile standard (blocks) to be judged."
@@ -36,8 +36,7 @@ _UNJUDGED = "Differences between arms need --profile standard (blocks) to be jud
 
 def show(console: Console, *renderables: RenderableType) -> None:
     """Print, leaving lines that must not be cut (commands, CSV, wide tables) whole."""
-    for renderable in renderables:
-        console.print(renderable, crop=False)
+    console.print(Group(*renderables), crop=False)
 
 
 def render_sweep(document: Document, *, exit_code: int | None = None) -> RenderableType:
@@ -69,7 +68,7 @@ def _parts(document: Document, exit_code: int | None) -> Iterator[RenderableType
     yield from section("WARNINGS", _cell_warnings(cells))
     yield from section("NEXT", _next_commands(sweep, cells))
     yield Text(f"Stored in {clean(document['store'])}", overflow="fold")
-    yield prose(_by_probe(cells), indent=0)
+    yield Prose(_by_probe(cells), indent=0)
     yield Text(summary_line(document, exit_code), style="bold")
 
 
@@ -90,10 +89,10 @@ def _headline(document: Document) -> Iterator[RenderableType]:
         parts.append(f"started {minute(sweep['started_at'])} UTC")
     if spent := took(sweep):
         parts.append(f"took {spent} (estimated {format_span(sweep['estimated_seconds'] or 0)})")
-    yield prose(", ".join(parts), indent=0)
-    yield prose(counts_text(document["counts"]), indent=0)
+    yield Prose(", ".join(parts), indent=0)
+    yield Prose(counts_text(document["counts"]), indent=0)
     for warning in sweep["warnings"]:
-        yield prose(f"warning: {warning_text(warning)}", indent=0, style="yellow")
+        yield Prose(f"warning: {warning_text(warning)}", indent=0, style="yellow")
     yield Text("")
 
 
@@ -111,11 +110,12 @@ def _measured(
     if not found:
         yield Text("  Nothing: no cell gave a number that may be used.")
         return
-    yield prose(_LEGEND, style="dim")
-    for basis in dict.fromkeys(r.figure.basis for r in found):
-        yield prose(records.BASES[basis], style="dim")
-    if _compares_within(cells):
-        yield prose(_UNJUDGED)
+    yield Prose(_LEGEND, style="dim")
+    bases = dict.fromkeys(r.figure.basis for r in found)
+    for basis in bases:
+        yield Prose(records.MEANINGS[basis], style="dim")
+    if records.Basis.INTERVAL not in bases and _has_arms(cells):
+        yield Prose(_UNJUDGED)
 
 
 def _unit(cells: Sequence[Document], hosts: Mapping[str, str]) -> str:
@@ -125,20 +125,19 @@ def _unit(cells: Sequence[Document], hosts: Mapping[str, str]) -> str:
     return "host" if len(hosts) > 1 else "set of GPUs"
 
 
-def _compares_within(cells: Sequence[Document]) -> bool:
-    """Whether arms stand side by side with nothing but the spread of single processes."""
-    arms: dict[tuple[str, str], set[str]] = {}
+def _has_arms(cells: Sequence[Document]) -> bool:
+    """Whether alternatives on the same devices stand side by side."""
+    arms: dict[tuple[str, ...], set[str]] = {}
     for cell in cells:
         if cell["status"] in MEASURED:
-            arms.setdefault((cell["probe"], cell["host"]), set()).add(cell["arm"])
-    levels = {r.get("ci_level") for c in cells for r in c["readings"]}
-    return any(len(a) > 1 for a in arms.values()) and CiLevel.BETWEEN not in levels
+            arms.setdefault((cell["probe"], cell["host"], *cell["devices"]), set()).add(cell["arm"])
+    return any(len(a) > 1 for a in arms.values())
 
 
 def _cell_warnings(cells: Sequence[Document]) -> Iterator[RenderableType]:
     found = Counter(warning_text(w) for c in cells for w in c.get("warnings") or ())
     for warning, times in found.most_common():
-        yield prose(f"{count(times, 'cell')}: {warning}", style="yellow")
+        yield Prose(f"{count(times, 'cell')}: {warning}", style="yellow")
 
 
 def _next_commands(sweep: Document, cells: Sequence[Document]) -> Iterator[RenderableType]:

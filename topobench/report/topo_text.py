@@ -14,9 +14,10 @@ from topobench.report.figures import UNKNOWN
 from topobench.report.hosts import hardware
 from topobench.report.matrix import path_matrix
 from topobench.report.safe import clean
-from topobench.report.sheet import Column, Sheet, facts, prose
+from topobench.report.sheet import Column, Prose, Sheet, facts
 from topobench.topology import (
     Gpu,
+    Known,
     Nic,
     NodeKind,
     NumaNode,
@@ -47,15 +48,15 @@ def _parts(topology: Topology) -> Iterator[RenderableType]:
     yield Text("")
     yield _tree(topology)
     if any(_is_below(d.link) for d in topology.pci):
-        yield prose(
-            f"{BELOW}: slower than both ends of the link can be. A speed may rise under load; "
+        yield Prose(
+            f"{BELOW}: less than both ends of the link can do. A speed may rise under load; "
             "a width does not.",
             indent=0,
         )
     if len(topology.numa_distances.nodes) > 1:
         yield Text("\nNUMA DISTANCES (10 = itself)", style="bold")
         yield _distances(topology)
-    if topology.gpus:
+    if topology.gpus and len(topology.gpus) + len(topology.nics) > 1:
         yield Text("\nPATHS", style="bold")
         yield from path_matrix(topology)
     if any(g.nvlink for g in topology.gpus):
@@ -64,7 +65,7 @@ def _parts(topology: Topology) -> Iterator[RenderableType]:
     if topology.warnings:
         yield Text("\nWARNINGS", style="bold")
         for warning in topology.warnings:
-            yield prose(f"{clean(warning.subject)}: {clean(warning.text)}", style="yellow")
+            yield Prose(f"{clean(warning.subject)}: {clean(warning.text)}", style="yellow")
 
 
 def _limits(topology: Topology) -> str:
@@ -87,7 +88,7 @@ class _Branch:
 
     def add_to(self, tree: Tree) -> None:
         own = tree.add(self.label)
-        for branch in self.branches.values():
+        for _, branch in sorted(self.branches.items()):
             branch.add_to(own)
         for leaf in self.leaves:
             own.add(leaf)
@@ -155,7 +156,7 @@ def _way(address: str | None, devices: Mapping[str, PciDevice]) -> Iterator[tupl
     for bridge in reversed(chain):
         if bridge.role == "upstream":
             name = f"switch {clean(bridge.address)} [{_id(bridge)}]"
-            yield bridge.address, _with_link(name, bridge.link)
+            yield bridge.address, Text(name).append_text(_link_text(bridge.link))
 
 
 def _id(device: PciDevice) -> str:
@@ -163,34 +164,23 @@ def _id(device: PciDevice) -> str:
 
 
 def _leaves(topology: Topology, devices: Mapping[str, PciDevice]) -> Iterator[_Leaf]:
-    def leaf(node: int | None, address: str | None, name: str, more: str, style: str) -> _Leaf:
+    def leaf(node: Known | None, address: str | None, name: str, more: Text | str) -> _Leaf:
         device = devices.get(address or "")
-        text = _with_link(
-            "  ".join(p for p in (name, clean(address or "")) if p), device.link if device else None
-        )
-        text.stylize(style, 0, len(name))
-        return _Leaf(node, address, text.append(f"  {more}" if more else ""))
+        text = Text(name, style="bold").append(f"  {clean(address)}" if address else "")
+        text.append_text(_link_text(device.link if device else None))
+        return _Leaf(node.value if node else None, address, text.append(more))
 
     several = len({g.model for g in topology.gpus}) > 1
     for gpu in topology.gpus:
-        yield leaf(
-            gpu.cpu_node.value,
-            gpu.pci_address,
-            _gpu_name(gpu),
-            _gpu_more(gpu, several),
-            "bold green",
-        )
+        yield leaf(gpu.cpu_node, gpu.pci_address, _gpu_name(gpu), _gpu_more(gpu, several))
     for nic in topology.nics:
-        name = f"NIC {clean(nic.name)}"
-        yield leaf(nic.numa_node.value, nic.pci_address, name, _nic_more(nic), "bold cyan")
+        yield leaf(nic.numa_node, nic.pci_address, f"NIC {clean(nic.name)}", _nic_more(nic))
     for drive in topology.nvme:
-        more = clean(drive.model or "")
-        yield leaf(
-            drive.numa_node.value, drive.pci_address, f"NVMe {clean(drive.name)}", more, "bold"
-        )
+        name, more = f"NVMe {clean(drive.name)}", f"  {clean(drive.model or '')}".rstrip()
+        yield leaf(drive.numa_node, drive.pci_address, name, more)
     for address in topology.nvswitches:
-        node = devices[address].numa_node.value if address in devices else None
-        yield leaf(node, address, "NVSwitch", "", "bold green")
+        node = devices[address].numa_node if address in devices else None
+        yield leaf(node, address, "NVSwitch", "")
 
 
 def _gpu_name(gpu: Gpu) -> str:
@@ -199,33 +189,31 @@ def _gpu_name(gpu: Gpu) -> str:
     return "GPU" if gpu.index is None else f"GPU {gpu.index}"
 
 
-def _gpu_more(gpu: Gpu, with_model: bool) -> str:
-    parts = [clean(gpu.model or "unknown model")] if with_model else []
-    if gpu.nvlink:
-        expected = UNKNOWN if gpu.nvlink.expected is None else gpu.nvlink.expected
-        parts.append(f"NVLink {gpu.nvlink.active}/{expected}")
+def _gpu_more(gpu: Gpu, with_model: bool) -> Text:
+    text = Text(f"  {clean(gpu.model or 'unknown model')}" if with_model else "")
+    if links := gpu.nvlink:
+        text.append(f"  NVLink {links.active}/{links.expected or UNKNOWN}")
+        if links.expected and links.active < links.expected:
+            text.append(f" {BELOW}", style="red")
     if gpu.state != "ok":
-        parts.append(f"state {clean(gpu.state)}")
+        text.append(f"  state {clean(gpu.state)}", style="red")
     if gpu.mig and not gpu.is_slice:
-        parts.append(f"MIG {clean(gpu.mig.mode)}")
+        text.append(f"  MIG {clean(gpu.mig.mode)}")
     if gpu.cpu_node.value is None and gpu.cpu_node.reason:
-        parts.append(f"({clean(gpu.cpu_node.reason)})")
-    return "  ".join(parts)
+        text.append(f"  ({clean(gpu.cpu_node.reason)})")
+    return text
 
 
 def _nic_more(nic: Nic) -> str:
     rate = nic.rate_bytes_per_second
-    parts = [
-        clean(nic.link_layer or ""),
-        f"{rate * 8 / 1e9:g} Gb/s" if rate else "",
-        clean(nic.state or ""),
-    ]
-    return "  ".join(p for p in parts if p)
+    speed = f"{rate * 8 / 1e9:g} Gb/s" if rate else ""
+    parts = [clean(nic.link_layer or ""), speed, clean(nic.state or "")]
+    return "".join(f"  {p}" for p in parts if p)
 
 
-def _with_link(name: str, link: PciLink | None) -> Text:
-    """``name  32 GT/s x16 (63.0 GB/s)``, with a mark where the link could be faster."""
-    text = Text(name)
+def _link_text(link: PciLink | None) -> Text:
+    """``  32 GT/s x16 (63.0 GB/s)``, with a mark where the link could be faster."""
+    text = Text()
     if link is None or link.speed_gts is None or link.width is None:
         return text
     text.append(f"  {link.speed_gts:g} GT/s x{link.width}")
@@ -233,7 +221,7 @@ def _with_link(name: str, link: PciLink | None) -> Text:
         text.append(f" ({format_rate(link.bytes_per_second)})")
     if _is_below(link):
         best = format_rate(link.effective_max_bytes_per_second or 0.0)
-        text.append(f" {BELOW} {best}", style="bold red")
+        text.append(f" {BELOW} {best}", style="red")
     return text
 
 
