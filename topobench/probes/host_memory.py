@@ -9,6 +9,7 @@ needs compiled code: numba.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import os
@@ -39,7 +40,6 @@ LARGEST = 2.0**50
 CHECK_BLOCK = 1 << 15
 LINE_BYTES = 64
 CHASE_STEPS = 1 << 14
-_SEED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +157,11 @@ def _read(path: Path) -> str | None:
 
 
 def _bandwidth(op: str, size: int, context: WorkerContext, budget: float) -> Reading:
-    step = _copy if op == "copy" else _triad_step()
     threads = context.binding.threads
     arrays = [_pages(size) for _ in range(STREAMS[op])]
     share = len(arrays[0]) // threads
     slices = [[a[i * share : (i + 1) * share] for a in arrays] for i in range(threads)]
-    with Team(threads) as team:
+    with _step(op) as step, Team(threads) as team:
 
         def everywhere(work: Callable[[Sequence[Any]], None]) -> float:
             return team.run([functools.partial(work, own) for own in slices])
@@ -201,8 +200,8 @@ def _fill(arrays: Sequence[Any]) -> None:
     import numpy as np
 
     _poison(arrays)
-    for number, source in enumerate(arrays[1:]):
-        np.random.default_rng((_SEED, number, source.ctypes.data)).random(out=source)
+    for source in arrays[1:]:
+        np.random.default_rng().random(out=source)
         np.multiply(source, LARGEST, out=source)
         np.floor(source, out=source)
 
@@ -217,16 +216,24 @@ def _copy(arrays: Sequence[Any]) -> None:
     np.copyto(arrays[0], arrays[1])
 
 
-def _triad_step() -> Callable[[Sequence[Any]], None]:
-    """A triad of one pass over memory, in the calling thread alone."""
+@contextlib.contextmanager
+def _step(op: str) -> Iterator[Callable[[Sequence[Any]], None]]:
+    """The operation on one thread's slices, in one pass over memory."""
+    if op == "copy":
+        yield _copy
+        return
     torch = cuda.require_torch()
-    torch.set_num_threads(1)  # of each of our threads; they are the parallelism
 
     def triad(arrays: Sequence[Any]) -> None:
         a, b, c = map(torch.from_numpy, arrays)
         torch.add(b, c, alpha=SCALAR, out=a)
 
-    return triad
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # in each of our threads; they are the parallelism
+    try:
+        yield triad
+    finally:
+        torch.set_num_threads(before)
 
 
 def _check(arrays: Sequence[Any]) -> None:
@@ -307,12 +314,7 @@ def _latency(size: int, context: WorkerContext, budget: float) -> Reading:
         raise ProbeUnavailable(
             ReasonCode.NO_PACKAGE, f"latency needs numba ({error}); pip install numba"
         ) from error
-    import numpy as np
-
-    words = LINE_BYTES // 8
-    links = _pages(size).view(np.int64)
-    order = np.random.default_rng(_SEED).permutation(len(links) // words) * words
-    links[order] = np.roll(order, -1)
+    links, order = _cycle(size)
     context.buffer_ready(links.ctypes.data, size)
 
     @numba.njit("int64(int64[::1], int64, int64)")  # the signature compiles it here, untimed
@@ -340,3 +342,14 @@ def _latency(size: int, context: WorkerContext, budget: float) -> Reading:
     if at != int(order[walked % len(order)]):
         raise ResultInvalid(ReasonCode.WRONG_DATA, "the walk ended at the wrong element")
     return timed.durations(LATENCY.name)
+
+
+def _cycle(size: int) -> tuple[Any, Any]:
+    """Links that join the cache lines of an array to one random cycle, and its order."""
+    import numpy as np
+
+    words = LINE_BYTES // 8
+    links = _pages(size).view(np.int64)
+    order = np.random.default_rng().permutation(len(links) // words) * words
+    links[order] = np.roll(order, -1)
+    return links, order

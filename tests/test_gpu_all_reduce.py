@@ -1,0 +1,51 @@
+"""All-reduce over NCCL on real GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from probing import run_gang
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no usable GPU"),
+]
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def test_one_gpu_all_reduces_with_itself() -> None:
+    """The way from joining to leaving, on one rank: a latency and nothing else."""
+    (result,) = run_gang(1, [{"bytes": 8 * KIB}], devices=("GPU-0",))
+    ((reading,),) = result.outcomes
+    assert reading["metric"] == "latency_seconds"
+    assert 0 < reading["summary"]["median"] < 1e-3
+    assert result.notes["backend"] == "nccl"
+
+
+@pytest.mark.multi_gpu
+@two_gpus
+def test_two_gpus_measure_together() -> None:
+    cases = [{"bytes": 8}, {"bytes": 8 * KIB}, {"bytes": MIB}, {"bytes": 128 * MIB}]
+    first, second = run_gang(2, cases, devices=("GPU-0", "GPU-1"))
+    assert second.outcomes == [[], [], [], []]
+    medians = []
+    for readings in first.outcomes:
+        found = {r["metric"]: r["summary"] for r in readings if not r["point"]}
+        assert found["busbw_bytes_per_second"]["median"] == pytest.approx(
+            found["algbw_bytes_per_second"]["median"]
+        )
+        medians.append(found["latency_seconds"]["median"])
+    assert medians[0] < 100e-6
+    assert medians[1] < medians[2] < medians[3]
+
+
+@pytest.mark.multi_gpu
+@two_gpus
+@pytest.mark.parametrize("fault", ["garbage", "absent", "later"])
+def test_wrong_data_of_one_gpu_is_invalid_on_both(fault: str) -> None:
+    for result in run_gang(2, [{"bytes": 64 * KIB}], fault=fault, devices=("GPU-0", "GPU-1")):
+        ((kind, code, _),) = result.outcomes
+        assert (kind, code) == ("ResultInvalid", "wrong_data")

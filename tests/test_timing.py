@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from topobench.errors import ProbeError
+from topobench.probes import timing
+from topobench.probes.timing import QueueTimer, Sampler, Timed, behind_spin, collect
+
+
+@dataclass
+class Device:
+    """
+    An in-order queue on a virtual clock: exact, and without a GPU.
+
+    The host pays ``enqueue_seconds`` for each operation, the device ``run_seconds``; with
+    ``blocking`` (as a kernel's first use, or a pageable copy) enqueueing waits for the
+    queue to be empty.
+
+    Args:
+        depth: Operations the queue holds before enqueueing waits for the oldest.
+    """
+
+    enqueue_seconds: float = 4e-6
+    run_seconds: float = 1e-6
+    blocking: bool = False
+    depth: int = 1024
+    now: float = 0.0
+    free_at: float = 0.0
+    enqueued: int = 0
+    _ends: list[float] = field(default_factory=list)
+
+    def spin(self, seconds: float) -> None:
+        self.free_at = max(self.free_at, self.now) + seconds
+
+    def mark(self) -> float:
+        return max(self.free_at, self.now)
+
+    def passed(self, mark: float) -> bool:
+        return mark <= self.now
+
+    def between(self, start: float, end: float) -> float:
+        return end - start
+
+    def wait(self) -> None:
+        self.now = max(self.now, self.free_at)
+
+    def enqueue(self, count: int) -> None:
+        for _ in range(count):
+            self.enqueued += 1
+            self.now += self.enqueue_seconds
+            self._ends = [e for e in self._ends if e > self.now]
+            if self.blocking:
+                self.wait()
+            elif len(self._ends) >= self.depth:
+                self.now = self._ends[0]
+            self.free_at = max(self.free_at, self.now) + self.run_seconds
+            self._ends.append(self.free_at)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    device = Device()
+    monkeypatch.setattr(time, "perf_counter", lambda: device.now)
+    return device
+
+
+def test_behind_a_spin_only_the_device_is_timed(device: Device) -> None:
+    """Unhidden, these operations would read 4 us each: what the host needs to enqueue them."""
+    start = device.mark()
+    device.enqueue(100)
+    assert device.between(start, device.mark()) / 100 == pytest.approx(4e-6, rel=0.02)
+    hidden = behind_spin(device, device.enqueue, 100, spin_seconds=1e-3)
+    assert hidden is not None
+    assert hidden / 100 == pytest.approx(1e-6)
+
+
+def test_a_spin_that_ends_early_gives_no_time(device: Device) -> None:
+    assert behind_spin(device, device.enqueue, 100, spin_seconds=100 * 4e-6 + 1e-7) is not None
+    assert behind_spin(device, device.enqueue, 100, spin_seconds=100 * 4e-6 - 1e-7) is None
+
+
+def test_lead_operations_are_not_timed(device: Device) -> None:
+    taken = behind_spin(device, device.enqueue, 10, spin_seconds=1e-3, lead=2)
+    assert device.enqueued == 12
+    assert taken == pytest.approx(10e-6)
+
+
+def test_fit_keeps_the_whole_queue_when_the_device_takes_it(device: Device) -> None:
+    timer = QueueTimer.fit(device, device.enqueue, 200)
+    assert timer is not None
+    assert timer.count == 200
+    assert timer.sample() == pytest.approx(1e-6)
+    assert timer.discarded == 0
+
+
+def test_fit_never_queues_more_than_256(device: Device) -> None:
+    timer = QueueTimer.fit(device, device.enqueue, 5000)
+    assert timer is not None
+    assert timer.count == 256
+
+
+def test_fit_halves_the_queue_until_it_fits_the_device(device: Device) -> None:
+    """A queue of depth 50 blocks the 51st enqueueing until the spin ends."""
+    device.depth = 50
+    timer = QueueTimer.fit(device, device.enqueue, 128)
+    assert timer is not None
+    assert timer.count == 32
+    assert timer.sample() == pytest.approx(1e-6)
+
+
+def test_fit_gives_up_on_operations_that_wait_for_the_device(device: Device) -> None:
+    device.blocking = True
+    assert QueueTimer.fit(device, device.enqueue, 64) is None
+
+
+def test_fit_runs_everything_once_before_the_first_spin(device: Device) -> None:
+    """The first use of a kernel waits for the queue; behind a spin it would spoil the fit."""
+    first_use = device.enqueue
+
+    def lazy(count: int) -> None:
+        device.blocking = device.enqueued == 0
+        first_use(count)
+
+    timer = QueueTimer.fit(device, lazy, 64)
+    assert timer is not None
+    assert timer.count == 64
+
+
+def test_a_slower_host_gets_a_longer_spin_and_the_sample_is_discarded(device: Device) -> None:
+    timer = QueueTimer.fit(device, device.enqueue, 256)
+    assert timer is not None
+    device.enqueue_seconds *= 5
+    assert timer.sample() == pytest.approx(1e-6)
+    assert timer.discarded == 1
+
+
+def test_a_host_that_stays_too_slow_is_untimeable(device: Device) -> None:
+    timer = QueueTimer.fit(device, device.enqueue, 256)
+    assert timer is not None
+    device.enqueue_seconds = 1.0
+    with pytest.raises(ProbeError, match="untimeable: enqueueing 256 operations"):
+        timer.sample()
+
+
+@pytest.mark.parametrize(("seconds", "fewest"), [(1e-3, 1), (30e-6, 7), (1e-6, 200)])
+def test_a_batch_lasts_at_least_200_microseconds(seconds: float, fewest: int) -> None:
+    count = timing.batch_size(lambda n: n * seconds)
+    assert fewest <= count <= 2 * fewest
+    assert count * seconds >= timing.SAMPLE_SECONDS
+
+
+def test_a_batch_of_nothing_is_bounded() -> None:
+    assert timing.batch_size(lambda n: 0.0, most=4096) == 4096
+
+
+def test_a_batch_is_not_shortened_by_one_slow_call() -> None:
+    slow = iter([1.0])
+    assert timing.batch_size(lambda n: next(slow, n * 10e-6)) >= 20
+
+
+class Clock:
+    """A clock that each sample moves on."""
+
+    def __init__(self, step: float) -> None:
+        self.now = 0.0
+        self.step = step
+
+    def __call__(self) -> float:
+        return self.now
+
+    def feed(self, sampler: Sampler, samples: Any) -> None:
+        for sample in samples:
+            self.now += self.step
+            sampler.add(sample)
+            if sampler.done():
+                return
+
+
+def test_slow_first_samples_become_warm_ups() -> None:
+    clock = Clock(1e-3)
+    sampler = Sampler(0.02, 10.0, clock=clock)
+    clock.feed(sampler, [9.0, 5.0, 3.0] + [1.0] * 100)
+    timed = sampler.timed()
+    assert timed.samples[:3] == (9.0, 5.0, 3.0)
+    assert 3 < timed.warmups <= 13
+    assert timed.stop_reason == "converged"
+    reading = timed.durations("latency_seconds")
+    assert (reading.summary.median, reading.summary.maximum) == (1.0, 1.0)
+    assert reading.summary.n == 20
+
+
+def test_warm_up_takes_at_most_a_quarter_of_the_budget() -> None:
+    clock = Clock(0.1)
+    sampler = Sampler(0.001, 4.0, clock=clock)
+    clock.feed(sampler, [1.0 + (i % 7) / 3 for i in range(1000)])
+    timed = sampler.timed()
+    assert timed.warmups == 10  # 1 s of 4 s
+    assert timed.stop_reason == "budget"
+    assert len(timed.samples) == 40
+
+
+def test_slow_samples_get_ten_past_the_budget() -> None:
+    clock = Clock(0.2)
+    sampler = Sampler(0.01, 1.0, clock=clock)
+    clock.feed(sampler, [1.0] * 100)
+    assert len(sampler.counted) == 10
+
+
+def test_even_ten_samples_end_at_four_times_the_budget() -> None:
+    clock = Clock(1.0)
+    sampler = Sampler(0.01, 1.0, clock=clock)
+    clock.feed(sampler, [1.0] * 100)
+    assert len(sampler.counted) == 3
+    assert sampler.timed().stop_reason == "budget"
+
+
+def test_drift_is_named() -> None:
+    clock = Clock(0.01)
+    sampler = Sampler(0.01, 1.0, clock=clock)
+    clock.feed(sampler, [1.0 + 0.01 * i for i in range(200)])
+    assert sampler.timed().stop_reason == "drift"
+
+
+def test_samples_end_at_n_max() -> None:
+    values = iter(range(10**6))
+    timed = collect(lambda: 1.0 + next(values) % 5, tolerance=1e-6, budget_seconds=3600, n_max=57)
+    assert timed.stop_reason == "n_max"
+    assert len(timed.samples) - timed.warmups == 57
+
+
+def test_no_sample_is_untimeable() -> None:
+    with pytest.raises(ProbeError, match="untimeable"):
+        Sampler(0.01, 1.0).timed()
+
+
+def test_rates_are_amounts_by_seconds_of_each_sample() -> None:
+    reading = Timed((4.0, 2.0, 1.0, 0.5), warmups=1, stop_reason="fixed").rates(
+        "bandwidth_bytes_per_second", 8.0, point={"rank": 2}
+    )
+    assert reading.samples == (2.0, 4.0, 8.0, 16.0)
+    assert (reading.summary.median, reading.summary.n, reading.summary.warmups) == (8.0, 3, 1)
+    assert reading.point == {"rank": 2}
+
+
+def test_wall_counts_all_operations_of_a_batch() -> None:
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.002)
+
+    assert timing.wall(call, 5) >= 0.01
+    assert calls == 5
