@@ -108,6 +108,10 @@ class TestNotPassed:
     def test_no_warning_if_the_config_passes_them(self) -> None:
         assert build({**PLAIN, "NCCL_IB_HCA": "a"}, site={"NCCL_IB_HCA": "b"}).warnings == ()
 
+    def test_labels_of_an_image_are_no_settings(self) -> None:
+        labels = {"CUDA_VERSION": "13", "NCCL_VERSION": "2.28", "TORCH_CUDA_ARCH_LIST": "9.0a"}
+        assert build({**PLAIN, **labels}).warnings == ()
+
     def test_files_of_nccl_are_named_with_what_they_set(self, tmp_path: Path) -> None:
         (tmp_path / "etc").mkdir()
         (tmp_path / "etc/nccl.conf").write_text("# site\nNCCL_IB_HCA=mlx5_0\nNCCL_DEBUG = INFO\n")

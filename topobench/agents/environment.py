@@ -43,6 +43,8 @@ _PERFORMANCE_PREFIXES = (
     "NVSHMEM_",
     "LD_PRELOAD",
 )
+_LABELS = re.compile(r"_VERSION$|_ARCH_LIST$")
+"""What images and builds set for their own use: no library changes its speed by it."""
 
 _HARMLESS = {  # values with which these three do *not* forbid NVLink multicast
     "NCCL_NVLS_ENABLE": ("", "1", "2"),
@@ -193,7 +195,10 @@ def _not_passed(host: Mapping[str, str], variables: Mapping[str, str]) -> Iterab
     left = sorted(
         k
         for k, value in host.items()
-        if k.startswith(_PERFORMANCE_PREFIXES) and k not in variables and value
+        if k.startswith(_PERFORMANCE_PREFIXES)
+        and not _LABELS.search(k)
+        and k not in variables
+        and value
     )
     if left:
         line = ", ".join(f"{k}: {mask_value(k, host[k])!r}" for k in left)
