@@ -1,0 +1,151 @@
+"""SIGKILL at random moments: nothing committed is lost, nothing is left, no run is half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from main_job import Job, agent_of, descendants, gone_within, workers_of
+
+ROUNDS = 20
+SEED = 20261129
+MANY = (
+    *("--probes", "host_memory", "--set", "host_memory.op=copy"),
+    *("--set", "host_memory.bytes=" + ",".join(f"{n}M" for n in range(4, 84, 2))),
+)
+"""Forty short cells: a sweep that outlasts every moment chosen here."""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def check_store(job: Job) -> None:
+    """The file is whole, and every good run has its readings."""
+    if not job.database.exists():
+        return
+    with closing(sqlite3.connect(job.database)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    half = job.rows(
+        "SELECT r.uuid FROM run r WHERE r.status IN ('ok', 'partial') "
+        "AND NOT EXISTS (SELECT 1 FROM reading x WHERE x.run_id = r.id)"
+    )
+    assert half == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_driver_leaves_no_process_and_loses_no_committed_run(job: Job) -> None:
+    draw = random.Random(SEED)
+    for _ in range(ROUNDS):
+        before = job.committed()
+        driver = job.start("probe", *MANY)
+        time.sleep(draw.uniform(0.0, 9.0))
+        seen = before | job.committed()
+        driver.send_signal(signal.SIGKILL)
+        driver.communicate()
+        assert gone_within(5, driver.pid, job.sweeps()) == []
+        assert seen <= job.committed()
+        check_store(job)
+    assert job.committed(), "no round lived long enough to store a run"
+    final = job.run("probe", *MANY[:4], "--set", "host_memory.bytes=8M")
+    assert final.returncode == 0, final.stderr
+    states = [row[0] for row in job.rows("SELECT status FROM sweep ORDER BY id")]
+    assert states[-1] == "done"
+    assert set(states[:-1]) <= {"interrupted"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_agent_fails_its_cells_and_the_driver_says_so(job: Job) -> None:
+    draw = random.Random(SEED)
+    for _ in range(ROUNDS):
+        before = job.committed()
+        driver = job.start("probe", *MANY, "--format", "json")
+        agent = None
+        while agent is None and driver.poll() is None:
+            time.sleep(0.02)
+            agent = agent_of(driver.pid)
+        assert agent is not None
+        time.sleep(draw.uniform(0.0, 3.0))
+        seen = before | job.committed()
+        os.kill(agent, signal.SIGKILL)
+        out, err = driver.communicate(timeout=60)
+        assert driver.returncode in (1, 3), err
+        assert gone_within(5, driver.pid, job.sweeps()) == []
+        assert seen <= job.committed()
+        check_store(job)
+        document = json.loads(out)
+        if document["data"] is not None:
+            lost = [c for c in document["data"]["cells"] if c["status"] != "ok"]
+            assert lost
+            assert all(c["reason"].startswith("host_lost: ") for c in lost)
+    assert job.committed(), "no round lived long enough to store a run"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_workers_fail_one_cell_each_and_the_rest_goes_on(job: Job) -> None:
+    draw = random.Random(SEED)
+    driver = job.start("probe", *MANY, "--format", "json")
+    kills = 0
+    while driver.poll() is None and kills < ROUNDS:
+        time.sleep(draw.uniform(0.05, 0.6))
+        seen = job.committed()
+        for worker in workers_of(job.sweeps()):
+            os.kill(worker, signal.SIGKILL)
+            kills += 1
+        assert seen <= job.committed()
+    out, err = driver.communicate(timeout=120)
+    assert kills >= ROUNDS, err
+    data = json.loads(out)["data"]
+    assert len(data["cells"]) == 40
+    failed = [c for c in data["cells"] if c["status"] == "failed"]
+    assert {c["reason"].split(":")[0] for c in failed} <= {"signal", "crashed"}
+    assert 0 < len(failed) <= kills
+    assert data["counts"]["ok"] == 40 - len(failed) > 0
+    assert driver.returncode == 1
+    assert gone_within(5, driver.pid, job.sweeps()) == []
+    check_store(job)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_sweep_cleanly_with_its_code(
+    job: Job, number: signal.Signals, code: int
+) -> None:
+    driver = job.start("probe", *MANY, "--format", "json")
+    while driver.poll() is None and len(job.committed()) < 2:
+        time.sleep(0.05)
+    driver.send_signal(number)
+    out, err = driver.communicate(timeout=30)
+    assert driver.returncode == code, err
+    document = json.loads(out)
+    assert (document["status"], document["exit_code"]) == ("interrupted", code)
+    counts = document["data"]["counts"]
+    assert counts["ok"] >= 2
+    assert counts["planned"] > 0
+    assert gone_within(5, driver.pid, job.sweeps()) == []
+    resumed = job.document("probe", "--resume", "latest")
+    assert resumed["data"]["sweep"]["id"] == document["data"]["sweep"]["id"]
+    assert resumed["data"]["counts"] == {"ok": 40}
+    assert resumed["exit_code"] == 0
+
+
+def test_a_signal_while_ray_starts_leaves_nothing(job: Job) -> None:
+    driver = job.start("probe", *MANY)
+    while driver.poll() is None and not list(descendants(driver.pid)):
+        time.sleep(0.05)
+    time.sleep(1.0)
+    driver.send_signal(signal.SIGINT)
+    _, err = driver.communicate(timeout=30)
+    assert driver.returncode == 130, err
+    assert gone_within(5, driver.pid, job.sweeps()) == []

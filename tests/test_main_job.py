@@ -1,0 +1,166 @@
+"""``topobench probe`` as a user runs it: embedded Ray, real workers, a SQLite file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from main_job import SMALL, Job, agent_of, gone_within
+from topobench.agents.host_lock import HostLock
+from topobench.topology import Topology
+
+ROOT = Path(__file__).parents[1]
+SCHEMAS = ROOT / "docs" / "schemas"
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[str, Any]]:
+    """A folder with one sweep of the quick profile, and its document."""
+    job = Job(tmp_path_factory.mktemp("main"))
+    done = job.run("probe", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    return job, json.loads(done.stdout)
+
+
+def check(document: dict[str, Any], name: str) -> None:
+    schema = json.loads((SCHEMAS / f"{name}.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+
+
+def cells_of(document: dict[str, Any], probe: str) -> list[dict[str, Any]]:
+    return [c for c in document["data"]["cells"] if c["probe"] == probe]
+
+
+def test_a_host_without_gpus_measures_memory_and_all_reduce(
+    swept: tuple[Job, dict[str, Any]],
+) -> None:
+    _, document = swept
+    check(document, "probe")
+    assert document["status"] == "done"
+    copies = [c for c in cells_of(document, "host_memory") if c["params"]["op"] == "copy"]
+    assert copies
+    for cell in copies:
+        assert cell["status"] == "ok"
+        bandwidth = {r["metric"]: r for r in cell["readings"]}["bandwidth_bytes_per_second"]
+        assert 1e8 < bandwidth["median"] < 1e13
+        assert bandwidth["unit"] == "B/s"
+        assert bandwidth["n"] >= 2
+    measured = [c for c in cells_of(document, "all_reduce") if c["status"] == "ok"]
+    assert {c["params"]["bytes"] for c in measured} == {8 << 10, 1 << 20, 64 << 20}
+    for cell in measured:
+        values = {r["metric"]: r["median"] for r in cell["readings"] if not r["point"]}
+        ranks = cell["ranks"]
+        factor = 2 * (ranks - 1) / ranks
+        assert values["busbw_bytes_per_second"] == pytest.approx(
+            factor * values["algbw_bytes_per_second"], rel=1e-6
+        )
+        assert values["algbw_bytes_per_second"] == pytest.approx(
+            cell["params"]["bytes"] / values["latency_seconds"], rel=1e-6
+        )
+        assert [m["rank"] for m in cell["members"]] == list(range(ranks))
+
+
+def test_what_cannot_run_is_listed_with_its_reason(swept: tuple[Job, dict[str, Any]]) -> None:
+    _, document = swept
+    if document["data"]["hosts"][0]["description"]["gpus"]:
+        pytest.skip("this host has GPUs")
+    skipped = cells_of(document, "host_to_device")
+    assert [c["status"] for c in skipped] == ["skipped"]
+    assert skipped[0]["reason"].startswith("no_gpu: ")
+    assert skipped[0]["readings"] == []
+
+
+def test_workers_ran_where_the_plan_says(swept: tuple[Job, dict[str, Any]]) -> None:
+    _, document = swept
+    for cell in cells_of(document, "host_memory"):
+        if cell["status"] != "ok":
+            continue
+        member = cell["members"][0]
+        assert member["cpus"] == cell["binding"]["cpus"]
+        assert member["pid"] != os.getpid()
+        locality = {r["metric"]: r for r in cell["readings"]}["locality_ratio"]
+        assert locality["median"] >= 0.99
+
+
+def test_the_report_tells_a_person_what_was_found(swept: tuple[Job, dict[str, Any]]) -> None:
+    job, document = swept
+    done = job.run("report")
+    assert done.returncode == 0
+    for text in ("HOST", "MEASURED", "host_memory", "all_reduce", "GB/s", "NEXT", "Stored in"):
+        assert text in done.stdout
+    short = document["data"]["sweep"]["id"][:8]
+    assert f"topobench report {short}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "schema"),
+    [
+        (("report",), "report"),
+        (("plan",), "plan"),
+        (("query", "--list"), "query"),
+        (("query", "latest"), "query"),
+        (("topo", "show"), "topology"),
+        (("doctor",), "doctor"),
+        (("db", "info"), "db-info"),
+        (("db", "upgrade"), "db-upgrade"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, tuple) else v,
+)
+def test_every_json_document_is_as_its_schema_says(
+    swept: tuple[Job, dict[str, Any]], arguments: tuple[str, ...], schema: str
+) -> None:
+    job, _ = swept
+    document = job.document(*arguments)
+    check(document, schema)
+    if schema == "topology":
+        assert Topology.from_json(document).to_json() == document
+
+
+def test_a_second_probe_adds_a_second_sweep(swept: tuple[Job, dict[str, Any]]) -> None:
+    job, first = swept
+    second = job.document("probe", *SMALL)
+    assert second["exit_code"] == 0
+    assert [s for s in job.sweeps() if s == first["data"]["sweep"]["id"]]
+    assert len(set(job.sweeps())) == len(job.sweeps()) == 2
+    assert job.document("report", first["data"]["sweep"]["id"])["data"] == first["data"]
+
+
+def test_a_held_host_refuses_a_second_sweep_and_names_the_holder(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    with HostLock(tmp_path / "run", sweep="nightly-1"):
+        done = job.run("probe", *SMALL)
+    assert done.returncode == 4
+    assert "nightly-1" in done.stderr
+    assert job.sweeps() == []
+
+
+def test_cron_prints_nothing_when_all_is_well(tmp_path: Path) -> None:
+    done = Job(tmp_path).run("probe", *SMALL, "--trigger", "cron")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_agent_stays_small_beside_its_worker(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    sizes = "host_memory.bytes=" + ",".join(f"{n}M" for n in range(4, 24, 2))
+    driver = job.start("probe", *SMALL[:4], "--set", sizes)
+    largest = 0
+    while driver.poll() is None:
+        agent = agent_of(driver.pid)
+        largest = max(largest, _resident_bytes(agent) if agent else 0)
+    driver.communicate()
+    assert 0 < largest <= 150e6
+    assert gone_within(5, driver.pid, job.sweeps()) == []
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    lines = [line.split() for line in text.splitlines() if line.startswith("VmRSS:")]
+    return int(lines[0][1]) << 10 if lines else 0
