@@ -119,10 +119,12 @@ def unix_seconds(text: str) -> float:
 def canonical_json(value: Any) -> str:
     """One text for equal values; NaN and infinity become null."""
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return _encode(value)
     except ValueError:
-        cleaned = without_nan(value)
-        return json.dumps(cleaned, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return _encode(without_nan(value))
+
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 def without_nan(value: Any) -> Any:

@@ -16,10 +16,15 @@ from topobench.reading import Better, Metric
 
 @dataclass(frozen=True, slots=True)
 class StoredMetric:
-    """A metric with its id."""
+    """
+    A metric with its id.
+
+    Args:
+        above_zero: It is a time or a speed: 0 or less is no measurement.
+    """
 
     id: int
-    metric: Metric
+    above_zero: bool
 
 
 class Metrics:
@@ -80,4 +85,4 @@ def _stored(connection: Connection, metric: Metric) -> StoredMetric:
             table.update().where(table.c.id == row.id),
             {"better": int(metric.better), "help": metric.help},
         )
-    return StoredMetric(row.id, metric)
+    return StoredMetric(row.id, metric.unit == "s" or metric.unit.endswith("/s"))

@@ -29,6 +29,7 @@ class Places:
         elsewhere: Device key -> device id on whichever host has it.
         owners: Device id -> host id.
         topologies: Host id -> (topology id, topology), as of this sweep.
+        machines: Host id -> what discovery says of its software.
     """
 
     cluster_id: int
@@ -37,16 +38,17 @@ class Places:
     elsewhere: dict[str, int] = field(default_factory=dict)
     owners: dict[int, int] = field(default_factory=dict)
     topologies: dict[int, tuple[int, Topology]] = field(default_factory=dict)
+    machines: dict[int, Mapping[str, Any]] = field(default_factory=dict)
 
     def add_device(self, host_id: int, key: str, device_id: int) -> None:
         """Remember a device."""
         self.devices[host_id, key] = self.elsewhere[key] = device_id
         self.owners[device_id] = host_id
 
-    def machine(self, host_id: int) -> Mapping[str, Any]:
-        """What discovery says of a host's software; empty if it was not discovered."""
-        found = self.topologies.get(host_id)
-        return to_json(found[1].machine) if found else {}
+    def add_topology(self, host_id: int, topology_id: int, topology: Topology) -> None:
+        """Remember a host's wiring."""
+        self.topologies[host_id] = topology_id, topology
+        self.machines[host_id] = to_json(topology.machine)
 
 
 def load(connection: Connection, sweep_id: int, cluster_id: int) -> Places:
@@ -61,7 +63,7 @@ def load(connection: Connection, sweep_id: int, cluster_id: int) -> Places:
     for row in connection.execute(query):
         places.hosts[row.key] = row.id
         if row.topology_id is not None:
-            places.topologies[row.id] = (row.topology_id, Topology.from_json(row.document))
+            places.add_topology(row.id, row.topology_id, Topology.from_json(row.document))
         _load_devices(connection, places, row.id)
     return places
 
@@ -89,7 +91,7 @@ def put_host(
     sku_id = named_id(connection, schema.sku, sku_row(host))
     host_id = _host_id(connection, places, host, sku_id, seen)
     topology_id = _topology_id(connection, keys, places.cluster_id, host, host_id)
-    places.topologies[host_id] = (topology_id, host.topology)
+    places.add_topology(host_id, topology_id, host.topology)
     _put_devices(connection, places, host, host_id, seen)
     row = {
         "sweep_id": sweep_id,

@@ -27,7 +27,6 @@ from topobench.reading import (
     Case,
     Cell,
     Member,
-    Metric,
     Reading,
     Reason,
     ReasonCode,
@@ -175,16 +174,11 @@ def run_digest(run: Run) -> str:
     for reading in run.readings:
         s = reading.summary
         point = sorted(reading.point.items())
-        fields = (
-            reading.metric,
-            s.n,
-            _summary(s),
-            str(s.ci_level),
-            s.warmups,
-            s.stop_reason,
-            point,
-        )
-        state.update(repr(fields).encode("utf-8", "surrogatepass"))
+        words = f"{reading.metric} {s.n} {s.ci_level} {s.warmups} {s.stop_reason} {point}"
+        values = _summary(s)
+        state.update(words.encode("utf-8", "surrogatepass"))
+        state.update(bytes(v is None for v in values))
+        state.update(array.array("d", [v or 0.0 for v in values]).tobytes())
         state.update(array.array("d", reading.samples).tobytes())
     return state.hexdigest()
 
@@ -203,48 +197,67 @@ def judged_status(run: Run, bad: Sequence[str]) -> tuple[Status, Reason | None]:
     return (Status.INVALID if whole else Status.PARTIAL), reason
 
 
-def fault(reading: Reading, metric: Metric) -> str | None:
-    """Why a reading's numbers can't be used, or None."""
-    for name, value in zip(SUMMARY_NUMBERS, _summary(reading.summary), strict=True):
+def fault(reading: Reading, *, above_zero: bool) -> str | None:
+    """
+    Why a reading's numbers can't be used, or None.
+
+    Args:
+        above_zero: The metric is a time or a speed.
+    """
+    s = reading.summary
+    for name, value in zip(SUMMARY_NUMBERS, _summary(s), strict=True):
         if value is not None and not math.isfinite(value):
             return f"{reading.metric} {name} is {value}"
-    if reading.samples and not (
-        math.isfinite(sum(reading.samples)) and max(reading.samples) <= F32_LARGEST
-    ):
+    if not _packable(reading.samples):
         return f"{reading.metric} has a sample that is no number"
-    median, least = reading.summary.median, reading.summary.minimum
-    speed_or_time = metric.unit == "s" or metric.unit.endswith("/s")
-    if speed_or_time and (median <= 0 or least < 0):
-        return f"{reading.metric} is {min(median, least):g}, not above 0"
+    if above_zero and (s.median <= 0 or s.minimum < 0):
+        return f"{reading.metric} is {min(s.median, s.minimum):g}, not above 0"
     return None
 
 
-def reading_row(seq: int, reading: Reading, metric_id: int, *, usable: bool) -> Row:
-    """A row of ``reading``, without its run; an unusable value is kept apart as raw."""
+def reading_row(run_id: int, seq: int, reading: Reading, metric_id: int, *, usable: bool) -> Row:
+    """A row of ``reading``; an unusable value is kept apart as raw."""
     s = reading.summary
-    rank = reading.point.get("rank")
+    rank = reading.point.get("rank") if reading.point else None
     row: Row = {
+        "run_id": run_id,
         "seq": seq,
         "metric_id": metric_id,
         "rank": rank if isinstance(rank, int) else None,
-        "point": canonical_json(dict(reading.point)),
+        "point": canonical_json(dict(reading.point)) if reading.point else "{}",
         "n": s.n,
-        "ci_level": str(s.ci_level),
+        "ci_level": s.ci_level.value,
         "warmups": s.warmups,
         "stop_reason": s.stop_reason,
+        "ceiling": None,
+        "ceiling_source": None,
+        "raw_value": None if usable else finite(s.median),
+        "raw_text": None if usable else repr(s.median),
     }
-    values = _summary(s) if usable else (None,) * len(SUMMARY_NUMBERS)
-    row.update(zip(SUMMARY_NUMBERS, values, strict=True))
-    row["raw_value"] = None if usable else finite(s.median)
-    row["raw_text"] = None if usable else repr(s.median)
+    row.update(zip(SUMMARY_NUMBERS, _summary(s) if usable else _NOTHING, strict=True))
     return row
 
 
-def sample_row(seq: int, samples: Sequence[float]) -> Row | None:
-    """A row of ``sample``, without its run; None if a sample is no number."""
-    if not math.isfinite(sum(samples)) or max(samples) > F32_LARGEST:
-        return None
-    return {"seq": seq, "codec": CODEC_F32, "n": len(samples), "data": pack_samples(samples)}
+_NOTHING = (None,) * len(SUMMARY_NUMBERS)
+
+
+def sample_rows(run_id: int, readings: Sequence[Reading]) -> list[Row]:
+    """Rows of ``sample``, for the readings whose samples are all numbers."""
+    return [
+        {
+            "run_id": run_id,
+            "seq": seq,
+            "codec": CODEC_F32,
+            "n": len(reading.samples),
+            "data": pack_samples(reading.samples),
+        }
+        for seq, reading in enumerate(readings)
+        if reading.samples and _packable(reading.samples)
+    ]
+
+
+def _packable(samples: Sequence[float]) -> bool:
+    return not samples or (math.isfinite(sum(samples)) and max(samples) <= F32_LARGEST)
 
 
 def pack_samples(samples: Sequence[float]) -> bytes:
@@ -270,7 +283,7 @@ def unpack_samples(codec: int, data: bytes) -> tuple[float, ...]:
     return tuple(values)
 
 
-def member_row(member: Member, *, host_id: int, device_id: int | None) -> Row:
+def member_row(member: Member, host_id: int, device_id: int | None) -> Row:
     """A row of ``run_member``, without its run."""
     return {
         "rank": member.rank,

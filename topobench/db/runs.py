@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from topobench.db import places, schema
+from topobench.db.bulk import insert_row, insert_rows
 from topobench.db.columns import clean_text
-from topobench.db.keys import Keys, insert_id
+from topobench.db.keys import Keys
 from topobench.db.metrics import Metrics
 from topobench.db.records import (
     Row,
@@ -20,7 +19,7 @@ from topobench.db.records import (
     reading_row,
     run_digest,
     run_row,
-    sample_row,
+    sample_rows,
 )
 from topobench.db.sweeps import CellRef, SweepRef
 from topobench.errors import StoreConflict
@@ -50,57 +49,52 @@ def put_run(connection: Connection, keys: Keys, metrics: Metrics, ref: SweepRef,
     """Store a run that is not stored yet."""
     cell = ref.cells[run.cell]
     stored = [metrics.get(connection, r.metric, cell.probe) for r in run.readings]
-    faults = [fault(r, m.metric) for r, m in zip(run.readings, stored, strict=True)]
+    faults = [fault(r, above_zero=m.above_zero) for r, m in zip(run.readings, stored, strict=True)]
     status, reason = judged_status(run, [f for f in faults if f])
-    environment = environment_row(run.environment, ref.places.machine(cell.host_id))
+    machine = ref.places.machines.get(cell.host_id, {})
     wiring = ref.places.topologies.get(cell.host_id)
     row = {
         **run_row(run, status, reason),
         "cell_id": cell.id,
         "sweep_id": ref.id,
         "series_id": cell.series_id,
-        "environment_id": keys.one(connection, schema.environment, environment),
+        "environment_id": keys.one(
+            connection, schema.environment, environment_row(run.environment, machine)
+        ),
         "topology_id": wiring[0] if wiring else None,
     }
-    run_id = insert_id(connection, schema.run, row)
+    run_id = insert_row(connection, schema.run, row)
     measured = status in MEASURED
     readings = [
-        reading_row(n, r, m.id, usable=measured and f is None)
+        reading_row(run_id, n, r, m.id, usable=measured and f is None)
         for n, (r, m, f) in enumerate(zip(run.readings, stored, faults, strict=True))
     ]
-    samples = [sample_row(n, r.samples) for n, r in enumerate(run.readings) if r.samples]
-    _insert(connection, schema.run_detail, run_id, [_detail_row(run)])
-    _insert(connection, schema.run_member, run_id, _member_rows(connection, ref, run))
-    _insert(connection, schema.reading, run_id, readings)
-    _insert(connection, schema.sample, run_id, [s for s in samples if s is not None])
+    insert_rows(connection, schema.run_detail, [_detail_row(run_id, run)])
+    insert_rows(connection, schema.run_member, _member_rows(connection, ref, run_id, run))
+    insert_rows(connection, schema.reading, readings)
+    insert_rows(connection, schema.sample, sample_rows(run_id, run.readings))
     _update_cell(connection, cell, row)
     if measured:
         _update_series(connection, cell, row)
 
 
-def _insert(connection: Connection, table: sa.Table, run_id: int, rows: Sequence[Row]) -> None:
-    for row in rows:
-        row["run_id"] = run_id
-    if rows:
-        connection.execute(table.insert(), rows)
-
-
-def _detail_row(run: Run) -> Row:
+def _detail_row(run_id: int, run: Run) -> Row:
     return {
+        "run_id": run_id,
         "conditions": to_json(run.conditions),
         "warnings": list(run.warnings),
         "log_tail": clean_text(run.log_tail),
     }
 
 
-def _member_rows(connection: Connection, ref: SweepRef, run: Run) -> list[Row]:
+def _member_rows(connection: Connection, ref: SweepRef, run_id: int, run: Run) -> list[Row]:
     rows = []
     for member in run.members:
         host_id = places.host_id_of(connection, ref.places, member.host)
         device_id = None
         if member.device:
             device_id = places.device_id_of(connection, ref.places, host_id, member.device)
-        rows.append(member_row(member, host_id=host_id, device_id=device_id))
+        rows.append({"run_id": run_id, **member_row(member, host_id, device_id)})
     return rows
 
 
