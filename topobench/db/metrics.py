@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from topobench.db import schema
 from topobench.db.keys import insert_new
-from topobench.errors import StoreError, UsageError
+from topobench.errors import StoreError
 from topobench.probes import registry
 from topobench.reading import Better, Metric
 
@@ -52,10 +52,7 @@ class Metrics:
 
 def _declared(name: str, probe: str) -> Metric:
     """A metric a probe declares; one that nobody here declares has no direction."""
-    try:
-        found = next((m for m in registry.load(probe).metrics if m.name == name), None)
-    except UsageError:  # measured by a probe of another installation
-        found = None
+    found = registry.metric(probe, name)
     try:
         return found or Metric(name, Better.NEITHER, "")
     except ValueError as error:

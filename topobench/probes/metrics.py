@@ -15,3 +15,9 @@ PER_CALL_BANDWIDTH = Metric(
 LATENCY = Metric("latency_seconds", Better.LOWER, "time of one operation")
 ALGBW = Metric("algbw_bytes_per_second", Better.HIGHER, "payload bytes by time of a collective")
 BUSBW = Metric("busbw_bytes_per_second", Better.HIGHER, "algbw times the factor of the collective")
+LOCALITY = Metric(
+    "locality_ratio",
+    Better.HIGHER,
+    "share of the measured buffer's pages on the NUMA nodes asked for",
+)
+"""The worker adds it to runs of every probe that shows it a host buffer."""

@@ -12,7 +12,9 @@ import importlib
 import importlib.metadata
 
 from topobench.errors import UsageError
+from topobench.probes.metrics import LOCALITY
 from topobench.probes.protocol import Probe
+from topobench.reading import Metric
 
 PROBES = {
     "host_memory": "topobench.probes.host_memory:HostMemory",
@@ -46,6 +48,19 @@ def load(name: str, target: str | None = None) -> type[Probe]:
     except (ImportError, AttributeError) as error:
         raise UsageError(f"probe {name!r} ({target}) cannot be loaded: {error}") from error
     return found
+
+
+def metric(probe: str, name: str) -> Metric | None:
+    """
+    A metric of a probe's readings: one it declares, or the one the worker adds.
+
+    None when nobody here declares it: another installation measured it.
+    """
+    try:
+        declared = load(probe).metrics
+    except UsageError:
+        declared = ()
+    return next((m for m in (*declared, LOCALITY) if m.name == name), None)
 
 
 @functools.cache

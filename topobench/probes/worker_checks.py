@@ -11,11 +11,10 @@ from typing import Any
 
 from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
 from topobench.probes import binding as kernel
+from topobench.probes.metrics import LOCALITY as LOCALITY
 from topobench.reading import (
-    Better,
     Binding,
     MemoryPolicy,
-    Metric,
     Reading,
     Reason,
     ReasonCode,
@@ -23,11 +22,6 @@ from topobench.reading import (
     Summary,
 )
 
-LOCALITY = Metric(
-    "locality_ratio",
-    Better.HIGHER,
-    "share of the measured buffer's pages on the NUMA nodes asked for",
-)
 _ENOUGH_LOCALITY = 0.95  # a few pages of a buffer may be shared with earlier allocations
 _ONE_NODE = 0.99
 _REASON_LENGTH = 300
