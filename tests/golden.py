@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from topobench.report.text import show
+from topobench.report.show import show
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 

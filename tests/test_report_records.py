@@ -7,13 +7,12 @@ import pytest
 from report_documents import binding, cell, gpu_uuid, host, reading
 from topobench.report.records import (
     Basis,
-    device_label,
-    gpu_names,
+    Places,
     pooled,
     records,
-    unit_label,
 )
 
+NOWHERE = Places({})
 RATE = "bandwidth_bytes_per_second"
 
 
@@ -55,9 +54,9 @@ def test_only_measured_cells_become_figures() -> None:
         cell("p", rates(1e9), status=s, reason="busy: x")
         for s in ("invalid", "failed", "timeout", "aborted", "skipped", "planned")
     ]
-    assert records(bad, {}, {}) == []
+    assert records(bad, NOWHERE) == []
     assert (
-        len(records([cell("p", rates(1e9)), cell("p", rates(2e9), status="partial")], {}, {})) == 1
+        len(records([cell("p", rates(1e9)), cell("p", rates(2e9), status="partial")], NOWHERE)) == 1
     )
 
 
@@ -67,13 +66,13 @@ def test_processes_and_blocks_of_one_case_are_pooled_and_arms_are_not() -> None:
         for arm in ("none", "local")
         for p in range(2)
     ]
-    found = records(cells, {}, {})
+    found = records(cells, NOWHERE)
     assert [(r.dimensions["arm"], r.figure.processes) for r in found] == [("none", 2), ("local", 2)]
 
 
 def test_arms_that_differ_in_environment_alone_stay_apart() -> None:
     cells = [cell("p", rates(1e9), env={"NCCL_ALGO": a}) for a in ("ring", "tree")]
-    assert [r.dimensions["env"] for r in records(cells, {}, {})] == [
+    assert [r.dimensions["env"] for r in records(cells, NOWHERE)] == [
         "NCCL_ALGO=ring",
         "NCCL_ALGO=tree",
     ]
@@ -82,8 +81,8 @@ def test_arms_that_differ_in_environment_alone_stay_apart() -> None:
 def test_readings_of_single_ranks_give_way_to_the_whole() -> None:
     parts = [reading("latency_seconds", s, point={"rank": r}) for r, s in enumerate((8e-6, 9e-6))]
     whole = reading("latency_seconds", 9e-6)
-    assert [r.figure.median for r in records([cell("p", [*parts, whole])], {}, {})] == [9e-6]
-    assert [r.dimensions["rank"] for r in records([cell("p", parts)], {}, {})] == [0, 1]
+    assert [r.figure.median for r in records([cell("p", [*parts, whole])], NOWHERE)] == [9e-6]
+    assert [r.dimensions["rank"] for r in records([cell("p", parts)], NOWHERE)] == [0, 1]
 
 
 def test_a_numa_matrix_is_known_by_its_bindings() -> None:
@@ -98,21 +97,31 @@ def test_a_numa_matrix_is_known_by_its_bindings() -> None:
         for c in (0, 1)
         for m in (0, 1)
     ]
-    found = [r.dimensions for r in records(cells, {}, {})]
+    found = [r.dimensions for r in records(cells, NOWHERE)]
     assert found[1] == {"ranks": 1, "CPU node": 0, "memory node": "mem 1"}
 
 
 def test_gpus_are_called_by_their_index_where_it_is_known() -> None:
-    names = gpu_names([host("a", gpus=3)])
+    places = Places.of([host("a", gpus=3)])
     keys = [gpu_uuid("a", i) for i in range(3)]
-    assert device_label(keys[1:2], names) == "GPU 1"
-    assert device_label(keys, names) == "GPU 0-2"
-    assert device_label(["GPU-1234567890"], names) == "GPU-12345678"
-    assert device_label([], names) == ""
+    assert places.devices(keys[1:2]) == "GPU 1"
+    assert places.devices(keys) == "GPU 0-2"
+    assert places.devices(["GPU-1234567890"]) == "GPU-12345678"
+    assert places.devices([]) == ""
 
 
 def test_a_place_names_its_host_only_among_several() -> None:
     where = cell("p", host="key-a", devices=[gpu_uuid("a", 0)])
-    names = gpu_names([host("a", gpus=1)])
-    assert unit_label(where, names, {"key-a": "a"}) == "GPU 0"
-    assert unit_label(where, names, {"key-a": "a", "key-b": "b"}) == "a:GPU0"
+    assert Places.of([host("a", gpus=1)]).unit(where) == "GPU 0"
+    assert Places.of([host("a", gpus=1), host("b")]).unit(where) == "a:GPU0"
+
+
+def test_different_hardware_is_never_pooled() -> None:
+    """The median over an H200 and a CPU host would mean nothing."""
+    places = Places.of([host("a", gpus=1), host("b"), host("c", sku="as ordered")])
+    found = [
+        r.dimensions["hardware"]
+        for r in records([cell("p", rates(1e9), host=f"key-{n}") for n in "abc"], places)
+    ]
+    assert found == ["1x H200 / 2x Xeon Platinum 8480C", "1x EPYC 7B13", "as ordered"]
+    assert Places.of([host("a"), host("b")]).hardware == {}

@@ -499,18 +499,16 @@ def _emit(command: str, outcome: Outcome, output: str, *, silent: bool = False) 
             )
         print(json.dumps(document))
     elif not silent:
-        from rich.console import Console
+        from topobench.report.show import StdoutConsole, show
 
-        from topobench.report.text import show
-
-        show(Console(), outcome.draw())
+        show(StdoutConsole(), outcome.draw())
     return outcome.exit_code
 
 
 def _stderr() -> Console:
-    from rich.console import Console
+    from topobench.report.show import StderrConsole
 
-    return Console(stderr=True)
+    return StderrConsole()
 
 
 @contextlib.contextmanager

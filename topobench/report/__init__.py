@@ -7,12 +7,15 @@ lines whole that must not be cut.
 
 from topobench.report.plan_text import render_plan
 from topobench.report.progress import Progress
+from topobench.report.show import StderrConsole, StdoutConsole, show
 from topobench.report.tables_text import query_csv, render_doctor, render_query, render_sweeps
-from topobench.report.text import render_sweep, show, summary_line
+from topobench.report.text import render_sweep, summary_line
 from topobench.report.topo_text import render_topology
 
 __all__ = [
     "Progress",
+    "StderrConsole",
+    "StdoutConsole",
     "query_csv",
     "render_doctor",
     "render_plan",

@@ -69,7 +69,7 @@ def path_matrix(topology: Topology) -> Iterator[RenderableType]:
     if not gpus:
         yield Text("  No GPU, so no paths to show.")
         return
-    classes = {(p.a, p.b): p.smi or UNKNOWN for p in topology.paths}
+    classes = {(p.a, p.b): clean(p.smi or UNKNOWN) for p in topology.paths}
     classes |= {(b, a): found for (a, b), found in classes.items()}
     starts = [e for e in ends if e.startswith("gpu:") or _has_own_paths(e, classes)]
     rows = [(a, ["X" if a == b else classes.get((a, b), UNKNOWN) for b in ends]) for a in starts]

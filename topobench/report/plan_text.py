@@ -46,7 +46,6 @@ def _parts(data: Mapping[str, Any]) -> Iterator[RenderableType]:
         ]
     )
     yield Text("")
-    hosts = {h["key"]: clean(h["name"]) for h in data["hosts"]}
     yield Text("HOSTS", style="bold")
     yield _hosts(data["hosts"])
     yield Text("")
@@ -57,7 +56,7 @@ def _parts(data: Mapping[str, Any]) -> Iterator[RenderableType]:
     left = [c for c in data["cells"] if c["status"] in BENIGN - MEASURED]
     if left:
         yield Text("LEFT OUT", style="bold")
-        yield from left_out(left, hosts)
+        yield from left_out(left, len(data["hosts"]))
         yield Text("")
     for warning in data["warnings"]:
         yield Prose(f"warning: {warning_text(warning)}", indent=0, style="yellow")

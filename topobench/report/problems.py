@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from topobench.reading import Reason, ReasonCode, Status
 from topobench.report import figures
-from topobench.report.records import unit_label
+from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.report.sheet import Column, Prose, Sheet
 from topobench.report.words import count
@@ -43,9 +43,7 @@ _ENABLED_BY = {
 """What would let a left-out cell run; nothing where nothing would."""
 
 
-def problems(
-    cells: Sequence[Cell], names: Mapping[str, str], hosts: Mapping[str, str]
-) -> Iterator[RenderableType]:
+def problems(cells: Sequence[Cell], places: Places) -> Iterator[RenderableType]:
     """Cells that ended badly, worst kind first, with the reason in words; nothing if none."""
     for status in BAD:
         groups = grouped([c for c in cells if c["status"] == status])
@@ -53,11 +51,16 @@ def problems(
             style = "yellow" if status == Status.PARTIAL else "red"
             head = f"{status.upper()} {clean(probe)}, {count(len(found), 'cell')}: "
             yield Prose(head + reason_text(reason), style=style)
-            yield from _examples(found, names, hosts)
+            yield from _examples(found, places)
 
 
-def left_out(cells: Sequence[Cell], hosts: Mapping[str, str]) -> Iterator[RenderableType]:
-    """What was skipped or does not apply, grouped by reason, and what would enable it."""
+def left_out(cells: Sequence[Cell], hosts: int) -> Iterator[RenderableType]:
+    """
+    What was skipped or does not apply, grouped by reason, and what would enable it.
+
+    Args:
+        hosts: Hosts of the sweep.
+    """
     rows = []
     for status in (Status.SKIPPED, Status.NOT_APPLICABLE, Status.PLANNED):
         chosen = [c for c in cells if c["status"] == status]
@@ -89,17 +92,15 @@ def reason_text(reason: str) -> str:
     return clean(reason) if reason else "no reason was recorded"
 
 
-def _left_out_row(
-    status: Status, reason: str, cells: Sequence[Cell], hosts: Mapping[str, str]
-) -> list[str]:
+def _left_out_row(status: Status, reason: str, cells: Sequence[Cell], hosts: int) -> list[str]:
     probes = list(dict.fromkeys(clean(c["probe"]) for c in cells))
     arms = sorted({clean(c["arm"]) for c in cells})
     what = ", ".join(probes)
     if status == Status.NOT_APPLICABLE:
         what += f" ({', '.join(arms)})"
     touched = {c["host"] for c in cells}
-    if len(hosts) > 1:
-        what += f" on {len(touched)} of {len(hosts)} hosts"
+    if hosts > 1:
+        what += f" on {len(touched)} of {hosts} hosts"
     if status == Status.PLANNED:
         return [str(len(cells)), what, "not reached", "--resume (see NEXT)"]
     code = Reason.from_text(reason).code
@@ -108,11 +109,9 @@ def _left_out_row(
     return [str(len(cells)), what, reason_text(words), hint]
 
 
-def _examples(
-    cells: Sequence[Cell], names: Mapping[str, str], hosts: Mapping[str, str]
-) -> Iterator[RenderableType]:
+def _examples(cells: Sequence[Cell], places: Places) -> Iterator[RenderableType]:
     for cell in cells[:EXAMPLES]:
-        yield Prose(_where(cell, names, hosts), indent=4)
+        yield Prose(_where(cell, places), indent=4)
         for raw in _raw_values(cell):
             yield Prose(f"raw, not to be used: {raw}", indent=6)
     if len(cells) > EXAMPLES:
@@ -122,13 +121,13 @@ def _examples(
         yield Prose(f"log: {clean(line)}", indent=6, style="dim")
 
 
-def _where(cell: Cell, names: Mapping[str, str], hosts: Mapping[str, str]) -> str:
+def _where(cell: Cell, places: Places) -> str:
     params = [
         f"{figures.label(k)} {figures.quantity(k, v)}"
         for k, v in cell["params"].items()
         if v is not None
     ]
-    parts = [unit_label(cell, names, hosts), f"arm {clean(cell['arm'])}", *params]
+    parts = [places.unit(cell), f"arm {clean(cell['arm'])}", *params]
     return ", ".join(p for p in parts if p)
 
 

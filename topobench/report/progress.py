@@ -24,6 +24,7 @@ from rich.text import Text
 from topobench.reading import Cell, Run
 from topobench.report import figures
 from topobench.report.safe import clean
+from topobench.report.show import show
 from topobench.report.words import counts_text
 from topobench.units import format_span
 
@@ -58,8 +59,8 @@ class Progress:
     Counts cells as they end and says how long the rest may take.
 
     Args:
-        console: Of standard error, so that standard output stays one document; None
-            for no display at all (cron, JSON without a terminal).
+        console: A ``StderrConsole``, so that standard output stays one document;
+            None for no display at all (cron).
         total_cells: Cells that will run.
         estimated_seconds: The plan's estimate for all of them.
         names: Host key -> name to show.
@@ -158,7 +159,7 @@ class Progress:
                 live.stop()
 
     def _say(self, line: str) -> None:
-        self._console.print(Text(line, no_wrap=True, overflow="ignore"), crop=False)
+        show(self._console, Text(line, no_wrap=True, overflow="ignore"))
 
     def _summary(self) -> str:
         """``12/40 cells (11 ok, 1 failed), 63 s, about 2 min left``."""

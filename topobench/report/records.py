@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from topobench import stats
@@ -78,51 +78,66 @@ class Record:
     figure: Figure
 
 
-def gpu_names(hosts: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """GPU UUID -> ``GPU 3``, from the hosts' descriptions; indices are display only."""
-    return {
-        gpu["key"]: f"GPU {gpu['index']}"
-        for host in hosts
-        for gpu in host.get("description", {}).get("devices", ())
-        if gpu.get("index") is not None
-    }
+@dataclass(frozen=True, slots=True)
+class Places:
+    """
+    What to call hosts and GPUs; indices and names are for reading only.
+
+    Args:
+        hosts: Host key -> name.
+        gpus: GPU UUID -> ``GPU 3``.
+        hardware: Host key -> SKU; empty where all hosts are alike.
+    """
+
+    hosts: Mapping[str, str]
+    gpus: Mapping[str, str] = field(default_factory=dict)
+    hardware: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, hosts: Sequence[Mapping[str, Any]]) -> Places:
+        """The places of a sweep document's hosts."""
+        hardware = {h["key"]: clean(h["sku"] or h["description"].get("sku")) for h in hosts}
+        return cls(
+            hosts={h["key"]: clean(h["name"]) for h in hosts},
+            gpus={
+                gpu["key"]: f"GPU {gpu['index']}"
+                for host in hosts
+                for gpu in host["description"].get("devices", ())
+                if gpu["index"] is not None
+            },
+            hardware=hardware if len(set(hardware.values())) > 1 else {},
+        )
+
+    def devices(self, keys: Sequence[str]) -> str:
+        """``GPU 3``, ``GPU 0-1``, or the start of a UUID where no index is known."""
+        shown = [self.gpus.get(k) or clean(k)[:12] for k in keys]
+        indices = [s.removeprefix("GPU ") for s in shown]
+        if all(i.isdigit() for i in indices):
+            return f"GPU {format_cpu_list(map(int, indices))}" if indices else ""
+        return ", ".join(shown)
+
+    def unit(self, cell: Mapping[str, Any]) -> str:
+        """Where a cell ran: ``GPU 3``, or ``gpu01:GPU3`` where there are several hosts."""
+        devices = self.devices(cell["devices"])
+        if len(self.hosts) < 2:
+            return devices
+        host = self.hosts.get(cell["host"]) or clean(cell["host"])
+        return ":".join(p for p in (host, devices.replace(" ", "")) if p)
 
 
-def device_label(devices: Sequence[str], names: Mapping[str, str]) -> str:
-    """``GPU 3``, ``GPU 0,1``, or the start of a UUID where no index is known."""
-    shown = [names.get(d) or clean(d)[:12] for d in devices]
-    indices = [s.removeprefix("GPU ") for s in shown]
-    if all(i.isdigit() for i in indices):
-        return f"GPU {format_cpu_list(map(int, indices))}" if indices else ""
-    return ", ".join(shown)
-
-
-def unit_label(cell: Mapping[str, Any], names: Mapping[str, str], hosts: Mapping[str, str]) -> str:
-    """Where a cell ran: ``GPU 3``, or ``gpu01:GPU3`` where there are several hosts."""
-    devices = device_label(cell["devices"], names)
-    if len(hosts) < 2:
-        return devices
-    host = hosts.get(cell["host"]) or clean(cell["host"])
-    return ":".join(p for p in (host, devices.replace(" ", "")) if p)
-
-
-def records(
-    cells: Sequence[Mapping[str, Any]], names: Mapping[str, str], hosts: Mapping[str, str]
-) -> list[Record]:
+def records(cells: Sequence[Mapping[str, Any]], places: Places) -> list[Record]:
     """
     One record per metric and set of dimensions; equal processes and blocks are pooled.
 
     Args:
         cells: Of one probe.
-        names: GPU UUID -> what to call it.
-        hosts: Host key -> name.
     """
     measured = [c for c in cells if c["status"] in MEASURED]
     matrix = _is_numa_matrix(measured)
     pools: dict[tuple[str, tuple[tuple[str, Scalar], ...]], list[Mapping[str, Any]]]
     pools = defaultdict(list)
     for cell in measured:
-        fixed = _dimensions(cell, matrix, unit_label(cell, names, hosts))
+        fixed = _dimensions(cell, matrix, places)
         for reading in _totals(cell["readings"]):
             place = {**reading["point"], **fixed}
             pools[reading["metric"], tuple(place.items())].append(reading)
@@ -161,10 +176,12 @@ def _share(width: float, middle: float) -> float | None:
     return abs(width / middle) if middle else None
 
 
-def _dimensions(cell: Mapping[str, Any], matrix: bool, unit: str) -> dict[str, Scalar]:
+def _dimensions(cell: Mapping[str, Any], matrix: bool, places: Places) -> dict[str, Scalar]:
     """Parameters, then where, then the arm."""
     found: dict[str, Scalar] = {**cell["params"], "ranks": cell["ranks"]}
-    if unit:
+    if places.hardware:
+        found["hardware"] = places.hardware.get(cell["host"])
+    if unit := places.unit(cell):
         found[UNIT] = unit
     binding = cell["binding"]
     if matrix:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from topobench.reading import BENIGN, MEASURED, Status
@@ -34,11 +34,6 @@ _UNFINISHED = frozenset({*Status} - BENIGN)
 _UNJUDGED = "Differences between arms need --profile standard (blocks) to be judged."
 
 
-def show(console: Console, *renderables: RenderableType) -> None:
-    """Print, leaving lines that must not be cut (commands, CSV, wide tables) whole."""
-    console.print(Group(*renderables), crop=False)
-
-
 def render_sweep(document: Document, *, exit_code: int | None = None) -> RenderableType:
     """
     The report of a sweep document (``data`` of ``topobench probe --format json``).
@@ -57,14 +52,13 @@ def summary_line(document: Document, exit_code: int | None = None) -> str:
 
 def _parts(document: Document, exit_code: int | None) -> Iterator[RenderableType]:
     sweep, hosts, cells = document["sweep"], document["hosts"], document["cells"]
-    names = records.gpu_names(hosts)
-    host_names = {h["key"]: clean(h["name"]) for h in hosts}
+    places = records.Places.of(hosts)
     yield from _headline(document)
     title = "HOST" if len(hosts) == 1 else f"HOSTS ({len(hosts)})"
     yield from section(title, hosts_section(hosts, cells))
-    yield from section("MEASURED", _measured(cells, names, host_names))
-    yield from section("FAILED OR INVALID", problems.problems(cells, names, host_names))
-    yield from section("LEFT OUT", problems.left_out(cells, host_names))
+    yield from section("MEASURED", _measured(cells, places))
+    yield from section("FAILED OR INVALID", problems.problems(cells, places))
+    yield from section("LEFT OUT", problems.left_out(cells, len(hosts)))
     yield from section("WARNINGS", _cell_warnings(cells))
     yield from section("NEXT", _next_commands(sweep, cells))
     yield Text(f"Stored in {clean(document['store'])}", overflow="fold")
@@ -96,15 +90,13 @@ def _headline(document: Document) -> Iterator[RenderableType]:
     yield Text("")
 
 
-def _measured(
-    cells: Sequence[Document], names: Mapping[str, str], hosts: Mapping[str, str]
-) -> Iterator[RenderableType]:
+def _measured(cells: Sequence[Document], places: records.Places) -> Iterator[RenderableType]:
     """The tables of each probe, then what their words mean."""
     found: list[records.Record] = []
     for probe in dict.fromkeys(c["probe"] for c in cells):
         own = [c for c in cells if c["probe"] == probe]
-        if figures := records.records(own, names, hosts):
-            yield ProbeTables(probe, figures, _unit(own, hosts))
+        if figures := records.records(own, places):
+            yield ProbeTables(probe, figures, _unit(own, places))
             yield Text("")
             found += figures
     if not found:
@@ -118,11 +110,11 @@ def _measured(
         yield Prose(_UNJUDGED)
 
 
-def _unit(cells: Sequence[Document], hosts: Mapping[str, str]) -> str:
+def _unit(cells: Sequence[Document], places: records.Places) -> str:
     """What the rows of a summary are: single GPUs, or whole hosts."""
     if all(len(c["devices"]) == 1 for c in cells):
         return "GPU"
-    return "host" if len(hosts) > 1 else "set of GPUs"
+    return "host" if len(places.hosts) > 1 else "set of GPUs"
 
 
 def _has_arms(cells: Sequence[Document]) -> bool:

@@ -1,0 +1,151 @@
+"""Answers of queries, lists of sweeps, and the doctor's findings."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+from golden import check_golden, printed
+from report_documents import cpu_host_sweep, troubled_sweep
+from topobench.report.tables_text import query_csv, render_doctor, render_query, render_sweeps
+
+COLUMNS = ["host", "chunk_bytes", "median_bytes_per_second", "latency_seconds", "mfu_ratio", "n"]
+ROWS = [
+    ["gpu01", 65536, 16.8e9, 3.9e-6, 0.71, 20],
+    ["gpu02", 2**28, 1.9e9, None, 0.6913, 4],
+    ["机器", None, 393.71e9, 12.5e-6, None, None],
+]
+
+FINDINGS = [
+    {
+        "check": "governor",
+        "level": "warn",
+        "found": "powersave",
+        "wanted": "performance",
+        "why": "the clock of an idle CPU takes milliseconds to rise",
+        "fix": "sudo cpupower frequency-set -g performance",
+        "undo": "sudo cpupower frequency-set -g powersave",
+    },
+    {
+        "check": "numactl",
+        "level": "ok",
+        "found": "/usr/bin/numactl",
+        "wanted": "numactl",
+        "why": "binds memory",
+        "fix": None,
+        "undo": None,
+    },
+    {
+        "check": "torch",
+        "level": "error",
+        "found": "torch 2.13.0+cpu cannot use 2 GPUs of driver 580.159.04",
+        "wanted": "torch can use every GPU of the driver",
+        "why": "GPU probes run in torch; those it cannot use are skipped",
+        "fix": "python -m pip install --force-reinstall torch --index-url https://example.org/cu130",
+        "undo": "python -m pip install --force-reinstall torch==2.13.0 "
+        "--index-url https://example.org/cpu",
+    },
+    {
+        "check": "acs",
+        "level": "unknown",
+        "found": "only root may read PCI configuration space",
+        "wanted": "ACS off between GPUs that talk",
+        "why": "ACS sends peer traffic through the host bridge",
+        "fix": None,
+        "undo": None,
+    },
+]
+
+
+def test_numbers_have_the_unit_that_their_column_s_name_says() -> None:
+    assert printed(render_query(COLUMNS, ROWS)) == (
+        "                 median  latency    mfu\n"
+        "host     chunk     GB/s       us      %   n\n"
+        "gpu01   64 KiB   16.80     3.900  71.00  20\n"
+        "gpu02  256 MiB    1.900    -      69.13   4\n"
+        "机器         -  393.7     12.50    -      -\n"
+        "3 rows\n"
+    )
+
+
+def test_an_answer_without_rows_still_names_its_columns() -> None:
+    assert printed(render_query(["host", "n"], [])) == "host  n\n0 rows\n"
+
+
+def test_values_that_are_no_numbers_are_shown_as_text() -> None:
+    shown = printed(render_query(["x_seconds", "y"], [["soon", True], [math.nan, b"\x00"]]))
+    assert shown == "x_seconds  y\nsoon       True\nnan        b'\\x00'\n2 rows\n"
+
+
+def test_csv_has_raw_values_and_reads_back() -> None:
+    text = query_csv(COLUMNS, ROWS)
+    found = list(csv.reader(io.StringIO(text)))
+    assert found[0] == COLUMNS
+    assert found[1] == ["gpu01", "65536", "16800000000.0", "3.9e-06", "0.71", "20"]
+    assert found[3] == ["机器", "", "393710000000.0", "1.25e-05", "", ""]
+
+
+def test_csv_is_never_wrapped() -> None:
+    wide = ["x" * 30 for _ in range(10)]
+    shown = printed(render_query(wide, [wide], "csv"), width=40)
+    assert shown == ",".join(wide) + "\n" + ",".join(wide) + "\n"
+
+
+def test_hostile_values_cannot_steer_the_terminal() -> None:
+    rows = [["\x1b[2J[red]x", "two\nlines"]]
+    for format in ("table", "csv"):
+        shown = printed(render_query(["a\x07", "b"], rows, format))
+        assert r"\x1b[2J[red]x" in shown
+        assert r"two\nlines" in shown
+        assert "\x1b" not in shown
+        assert "\x07" not in shown
+
+
+def test_sweeps_are_a_line_each() -> None:
+    found = [troubled_sweep(), cpu_host_sweep()]
+    sweeps = [{**d["sweep"], "counts": d["counts"]} for d in found]
+    sweeps[0] |= {"ended_at": None, "status": "running"}
+    shown = printed(render_sweeps(sweeps), width=120).splitlines()
+    assert shown[0].split() == [
+        "sweep", "started", "(UTC)", "took", "cluster", "profile", "status", "cells",
+    ]  # fmt: skip
+    assert shown[1] == (
+        "1a2b3c4d  2026-11-29 16:00     -  lab      quick    running  "
+        "23 ok, 1 invalid, 1 failed, 1 timeout, 1 planned"
+    )
+    assert shown[2] == (
+        "1a2b3c4d  2026-11-29 16:00  73 s  lab      quick    done     "
+        "6 ok, 6 skipped, 1 not applicable"
+    )
+
+
+def test_an_empty_store_says_how_to_fill_it() -> None:
+    assert printed(render_sweeps([])) == "No sweep is stored yet.\n  topobench probe\n"
+
+
+def test_the_doctor_reads_as_kept() -> None:
+    check_golden("doctor", printed(render_doctor(FINDINGS)))
+
+
+def test_the_doctor_s_worst_comes_first_and_its_lines_stay_whole() -> None:
+    lines = printed(render_doctor(FINDINGS), width=60).splitlines()
+    heads = [line.split()[0] for line in lines if line and line.split()[0].isupper()]
+    assert heads == ["ERROR", "WARN", "UNKNOWN", "OK"]
+    for finding in FINDINGS:
+        for line in (finding["fix"], finding["undo"]):
+            assert line is None or f"    {line}" in lines
+
+
+def test_the_doctor_counts_in_its_last_line() -> None:
+    last = printed(render_doctor(FINDINGS)).splitlines()[-1]
+    assert last == "1 error, 1 warn, 1 unknown, 1 ok"
+    assert printed(render_doctor([])) == "no checks\n"
+
+
+def test_hostile_findings_are_shown_as_text() -> None:
+    bad = "\x1b[31m[red]\x07"
+    finding = dict.fromkeys(FINDINGS[0], bad) | {"level": "error"}
+    shown = printed(render_doctor([finding]))
+    assert shown.count(r"\x1b[31m[red]\x07") == 6
+    assert not set(shown) & {"\x1b", "\x07"}

@@ -1,0 +1,47 @@
+"""
+Consoles and printing that do no harm.
+
+rich ends the program when a reader goes away, whichever stream it read, and sends standard
+output to nowhere; and a character that the terminal's encoding lacks is an error to it.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+
+from rich.console import Console, Group, RenderableType
+
+
+class StdoutConsole(Console):
+    """Standard output; a reader that goes away is a BrokenPipeError, as everywhere in Python."""
+
+    def __init__(self) -> None:
+        _write_out_what_cannot_be_encoded(sys.stdout)
+        super().__init__()
+
+    def on_broken_pipe(self) -> None:
+        """Let the caller decide."""
+        raise BrokenPipeError
+
+
+class StderrConsole(Console):
+    """Standard error; silent once its reader goes away."""
+
+    def __init__(self) -> None:
+        _write_out_what_cannot_be_encoded(sys.stderr)
+        super().__init__(stderr=True)
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing more."""
+        self.quiet = True
+
+
+def show(console: Console, *renderables: RenderableType) -> None:
+    """Print, leaving lines that must not be cut (commands, CSV, wide tables) whole."""
+    console.print(Group(*renderables), crop=False)
+
+
+def _write_out_what_cannot_be_encoded(stream: object) -> None:
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
