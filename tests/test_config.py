@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +20,13 @@ from topobench.config import (
     ProbeChoice,
     RayConfig,
 )
+from topobench.config_fields import BUILT_IN_BINDINGS, RING_NAMES
 from topobench.errors import ConfigError
+from topobench.probes import registry
+from topobench.probes.protocol import fields_of
 from topobench.reading import MemoryPolicy
 
+ROOT = Path(__file__).parent.parent
 KIND = "kind: topobench/v1\n"
 
 EXAMPLE = """\
@@ -428,14 +433,13 @@ class TestPrecedence:
         found = load(
             tmp_path,
             EXAMPLE,
-            name="other",
             profile="quick",
             devices="0,GPU-1",
             hosts="10.9.0.11",
             budget="5m",
             seed=0,
         )
-        assert (found.name, found.profile, found.processes) == ("other", "quick", 1)
+        assert (found.name, found.profile, found.processes) == ("lab", "quick", 1)
         assert (found.devices, found.only_hosts) == (("0", "GPU-1"), ("10.9.0.11",))
         assert (found.budget_seconds, found.seed) == (300.0, 0)
 
@@ -486,6 +490,50 @@ class TestHosts:
         assert found.expectation_for(host(small(), "key1")) == found.hosts[0]
 
 
+class TestDocumentation:
+    """docs/config.md names every key and flag, and its examples load."""
+
+    text = (ROOT / "docs/config.md").read_text("utf-8")
+
+    @pytest.mark.parametrize("key", config.KEYS)
+    def test_every_key_has_a_row(self, key: str) -> None:
+        assert f"\n| `{key}` |" in self.text
+
+    @pytest.mark.parametrize(
+        ("prefix", "kind"),
+        [("ray", RayConfig), ("hosts", HostExpectation)],
+    )
+    def test_every_key_of_a_table_has_a_row(self, prefix: str, kind: type) -> None:
+        for field in dataclasses.fields(kind):
+            assert f"\n| `{prefix}.{field.name}` |" in self.text
+
+    @pytest.mark.parametrize("field", dataclasses.fields(Overrides), ids=lambda f: str(f.name))
+    def test_every_flag_has_a_row(self, field: dataclasses.Field[object]) -> None:
+        flag = "--set" if field.name == "sets" else f"--{field.name}"
+        assert f"\n| `{flag} " in self.text
+
+    @pytest.mark.parametrize("word", [*BUILT_IN_BINDINGS, *RING_NAMES])
+    def test_every_arm_is_named(self, word: str) -> None:
+        assert f"`{word}`" in self.text
+
+    @pytest.mark.parametrize("probe", registry.names())
+    def test_every_probe_has_a_row_with_its_parameters(self, probe: str) -> None:
+        (row,) = [line for line in self.text.splitlines() if line.startswith(f"| `{probe}` |")]
+        for name in fields_of(registry.load(probe)):
+            assert f"`{name}`" in row
+
+    def test_its_examples_load(self, tmp_path: Path) -> None:
+        examples = re.findall(r"```yaml\n(.*?)```", self.text, re.DOTALL)
+        assert len(examples) == 2
+        for example in examples:
+            assert load(tmp_path, example).probes
+
+    def test_its_mistakes_are_what_is_printed(self, tmp_path: Path) -> None:
+        printed = re.findall(r"```\n(cluster\.yaml.*?)```", self.text, re.DOTALL)[0].splitlines()
+        text = KIND + "\n\n\nprofile: standart\n\n\n\nbudget: 90\n"
+        assert mistakes(tmp_path, text, sets=("host_memory.byts=1M",)) == printed
+
+
 @given(st.binary(max_size=200))
 def test_garbage_gives_only_our_error(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     """Whatever a file holds, the answer is a configuration or a ConfigError naming the file."""
@@ -509,10 +557,9 @@ def test_importing_loads_nothing_heavy(module: str) -> None:
         "heavy = {'torch', 'ray', 'sqlalchemy', 'pynvml', 'scipy', 'pydantic', 'numba'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    root = Path(__file__).parent.parent
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=root,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,

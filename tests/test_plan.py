@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import referencing
 
-from planning import dual, gpu, host, mig_slice, node, small, topology
+from planning import GIB, dual, gpu, host, mig_slice, node, small, topology
 from topobench import config
 from topobench.config import ClusterConfig, HostExpectation, Overrides
 from topobench.errors import UsageError
@@ -169,6 +169,17 @@ class TestGpuHost:
         cells = planned(self.plan(probes="all_reduce").cells)
         assert {(len(c.devices), c.ranks, c.case.params["ranks"]) for c in cells} == {(8, 8, 8)}
         assert {c.arm.name for c in cells} == {"none/auto", "spread/auto"}
+
+    def test_a_payload_too_large_for_the_smallest_gpu_is_skipped(self) -> None:
+        place = dual(gpus=2)
+        chosen = configured(probes="all_reduce", sets=("all_reduce.bytes=1G,8G",), bindings="none")
+        for memory, sizes in ((24, {2**30, 2**33}), (23, {2**30})):
+            small_gpu = dataclasses.replace(place.gpus[1], memory_bytes=memory * GIB)
+            here = host(dataclasses.replace(place, gpus=(place.gpus[0], small_gpu)))
+            cells = make_plan(chosen, [here], seed=1).cells
+            assert {c.case.params["bytes"] for c in planned(cells)} == sizes
+            for cell in cells:
+                assert cell.devices == tuple(g.key for g in place.gpus)
 
     def test_a_gang_over_two_nodes_has_no_local_arm(self) -> None:
         found = reasons(self.plan(probes="all_reduce").cells)

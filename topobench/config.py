@@ -94,7 +94,6 @@ class Overrides:
         hosts: Run on these only (names, addresses or keys).
     """
 
-    name: str | None = None
     store: str | None = None
     profile: str | None = None
     probes: str | None = None
@@ -335,7 +334,7 @@ def _environment_values(environ: Mapping[str, str] | None, fields: Fields) -> di
 
 
 def _flag_values(overrides: Overrides, file: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
-    single = ("name", "store", "profile", "budget", "seed")
+    single = ("store", "profile", "budget", "seed")
     entries = [
         Entry(key, Text(str(value), f"--{key}", plain=False), f"--{key}")
         for key in single

@@ -100,6 +100,10 @@ class _Bench:
     cases: list[Timed] = field(default_factory=list)
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(gpu.key for gpu in self.devices)
+
+    @property
     def probes(self) -> tuple[tuple[str, int], ...]:
         return tuple(dict.fromkeys((case.probe, case.version) for case, _ in self.cases))
 
@@ -155,7 +159,7 @@ class _Layout:
 
     def _gangs(self, choices: Sequence[Choice]) -> Iterator[Cell]:
         """Collectives: one rank for each GPU where there are several, else CPU processes."""
-        benches: dict[tuple[Any, ...], _Bench] = {}
+        benches: dict[Any, _Bench] = {}
         for choice in choices:
             for backend in choice.values.get("backend", ("auto",)):
                 on_gpus = backend == "nccl" or (backend == "auto" and self._gpus_expected())
@@ -163,9 +167,9 @@ class _Layout:
                 if lack is not None:
                     yield self._lacking(choice, lack)
                 elif on_gpus:
-                    gpus = self.gpus.whole
-                    bench = benches.setdefault(gpus, _Bench(gpus, len(gpus)))
-                    bench.cases.extend(choice.cases(ranks=len(gpus), backend=backend))
+                    yield from self._gang(
+                        choice, backend, _Bench(self.gpus.whole, len(self.gpus.whole)), benches
+                    )
                 sliced = lack is not None and lack.reason.code is ReasonCode.MIG
                 if not on_gpus or (sliced and backend == "auto"):
                     yield from self._cpu_gangs(choice, backend, benches)
@@ -180,28 +184,38 @@ class _Layout:
         return selected > 1 or len(self.gpus.whole) < len(self.gpus.usable)
 
     def _cpu_gangs(
-        self, choice: Choice, backend: Scalar, benches: dict[tuple[Any, ...], _Bench]
+        self, choice: Choice, backend: Scalar, benches: dict[Any, _Bench]
     ) -> Iterator[Cell]:
         for ranks in choice.gang_sizes():
             lack = needs_cpus(ranks, self.host.topology)
-            if lack is not None:
+            if lack is None:
+                yield from self._gang(choice, backend, _Bench((), ranks), benches)
+            else:
                 yield self._lacking(choice, lack, ranks=ranks)
-                continue
-            bench = benches.setdefault((ranks,), _Bench((), ranks))
-            for case, seconds in choice.cases(ranks=ranks, backend=backend):
-                short = self._too_large(case, ranks)
-                if short is None:
-                    bench.cases.append((case, seconds))
-                else:
-                    yield self._refused(case, short, ranks=ranks)
 
-    def _too_large(self, case: Case, ranks: int) -> Lack | None:
-        """A gang on CPUs holds its payload about three times in every rank."""
-        size, available = case.params.get("bytes"), self.host.facts.available_memory_bytes
-        if not isinstance(size, int) or available is None or 3 * size * ranks <= available:
+    def _gang(
+        self, choice: Choice, backend: Scalar, new: _Bench, benches: dict[Any, _Bench]
+    ) -> Iterator[Cell]:
+        """Add a collective's cases to the bench of its gang; those too large are refused."""
+        bench = benches.setdefault((new.devices, new.ranks), new)
+        for case, seconds in choice.cases(ranks=bench.ranks, backend=backend):
+            lack = self._too_large(case, bench)
+            if lack is None:
+                bench.cases.append((case, seconds))
+            else:
+                yield self._refused(case, lack, devices=bench.keys, ranks=bench.ranks)
+
+    def _too_large(self, case: Case, bench: _Bench) -> Lack | None:
+        """A rank holds its payload about three times: with the sum's scratch and its check."""
+        size = case.params.get("bytes")
+        room, where = self.host.facts.available_memory_bytes, "available on this host"
+        sharing = bench.ranks
+        if bench.devices:
+            room = min((g.memory_bytes for g in bench.devices if g.memory_bytes), default=None)
+            where, sharing = "on the smallest GPU", 1
+        if not isinstance(size, int) or room is None or 3 * size * sharing <= room:
             return None
-        need, have = format_bytes(3 * size * ranks), format_bytes(available)
-        text = f"{ranks} ranks of {format_bytes(size)} need about {need}, {have} available"
+        text = f"needs about {format_bytes(3 * size * sharing)}, {format_bytes(room)} {where}"
         return Lack(Status.SKIPPED, Reason(ReasonCode.NOT_ENOUGH_MEMORY, text))
 
     def _matrix(self, choices: Sequence[Choice]) -> Iterator[Cell]:
@@ -234,24 +248,23 @@ class _Layout:
                 refusals.setdefault((probe, refusal), []).append(bench)
         for (probe, refusal), where in refusals.items():
             # What is so on every GPU is said once, without a device.
-            devices = tuple(g.key for g in where[0].devices) if len(where) == 1 else ()
+            devices = where[0].keys if len(where) == 1 else ()
             yield self._arm_refused(probe, refusal, devices)
         bindings = [arm.binding for _, arms, _ in resolved for arm in arms]
         config = self.site.config
         for bench, arms, _ in resolved:
             threads = equal_threads(bindings, self.host.topology, bench.ranks)
-            devices = tuple(gpu.key for gpu in bench.devices)
             groups = [
                 _Group(
                     dataclasses.replace(arm, binding=with_threads(arm.binding, threads)),
                     bench.cases,
-                    devices,
+                    bench.keys,
                     bench.ranks,
                 )
                 for arm in arms
             ]
             compared = len(groups) > 1 and config.blocks > 0
-            label = f"bench {bench.ranks} {' '.join(devices)}"
+            label = f"bench {bench.ranks} {' '.join(bench.keys)}"
             yield from self._rounds(groups, label, config.blocks if compared else config.processes)
 
     def _arms(self, bench: _Bench) -> tuple[list[Arm], list[Refusal]]:

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from planning import gpu, host, small
+from topobench import config
+from topobench.config import Overrides
+from topobench.plan import make_plan
+
+ROOT = Path(__file__).parent.parent
+START_SECONDS = 8
+"""Ray's start, discovery and the end of a sweep, around its cells."""
+
+
+def test_there_are_three_and_quick_is_the_default() -> None:
+    assert list(config.profiles()) == ["quick", "standard", "full"]
+    assert config.load(None, environ={}).profile == "quick"
+
+
+@pytest.mark.parametrize(
+    ("name", "processes", "blocks", "bindings"),
+    [
+        ("quick", 1, 0, ["none", "local", "spread"]),
+        ("standard", 3, 4, ["none", "local", "spread", "remote"]),
+        ("full", 6, 8, ["none", "local", "spread", "remote"]),
+    ],
+)
+def test_repeats_and_arms(name: str, processes: int, blocks: int, bindings: list[str]) -> None:
+    profile = config.profiles()[name]
+    assert (profile.processes, profile.blocks) == (processes, blocks)
+    assert [b.name for b in profile.bindings] == bindings
+
+
+def test_blocks_come_in_mirrored_pairs() -> None:
+    for profile in config.profiles().values():
+        assert profile.blocks % 2 == 0
+
+
+@pytest.mark.parametrize(
+    ("profile", "probe", "first", "last", "step"),
+    [
+        ("standard", "host_to_device", 4 << 10, 1 << 30, 4),
+        ("standard", "all_reduce", 8, 1 << 30, 8),
+        ("full", "host_to_device", 4 << 10, 1 << 30, 2),
+        ("full", "all_reduce", 8, 8 << 30, 2),
+    ],
+)
+def test_sizes_are_a_geometric_row(
+    profile: str, probe: str, first: int, last: int, step: int
+) -> None:
+    params = {p.name: p.params for p in config.profiles()[profile].probes}[probe]
+    sizes = [size for size in params["bytes"] if isinstance(size, int)]
+    assert (sizes[0], sizes[-1]) == (first, last)
+    assert {b // a for a, b in itertools.pairwise(sizes)} == {step}
+
+
+def test_quick_sizes_are_powers_of_two_from_small_to_large() -> None:
+    params = {p.name: p.params for p in config.profiles()["quick"].probes}
+    assert params["host_to_device"]["bytes"] == (64 << 10, 1 << 20, 256 << 20)
+    assert params["all_reduce"]["bytes"] == (8 << 10, 1 << 20, 64 << 20)
+
+
+@pytest.mark.parametrize(
+    ("limit", "cpus", "gpus"), [(45, 2, 0), (60, 16, 1)], ids=["cpu host", "one gpu"]
+)
+def test_quick_is_planned_within_its_goal(limit: int, cpus: int, gpus: int) -> None:
+    here = host(small(cpus=cpus, gpus=[gpu(i) for i in range(gpus)]))
+    plan = make_plan(config.load(None, environ={}), [here], seed=1)
+    assert plan.estimated_seconds + START_SECONDS <= limit
+
+
+@pytest.mark.parametrize("name", ["quick", "standard", "full"])
+def test_every_probe_of_a_profile_can_be_planned(name: str) -> None:
+    chosen = config.load(None, environ={}, overrides=Overrides(profile=name))
+    plan = make_plan(chosen, [host(small(cpus=16, gpus=[gpu(0), gpu(1)]))], seed=1)
+    measured = {c.case.probe for c in plan.cells if c.status == "planned"}
+    assert measured == {p.name for p in config.profiles()[name].probes}
+
+
+def test_the_documentation_tells_the_same_numbers() -> None:
+    text = (ROOT / "docs/config.md").read_text("utf-8")
+    for profile in config.profiles().values():
+        row = re.search(rf"^\| `{profile.name}` \|.*$", text, re.MULTILINE)
+        assert row, profile.name
+        cells = [cell.strip() for cell in row[0].strip("|").split("|")]
+        arms = ", ".join(b.name for b in profile.bindings)
+        assert cells[2:5] == [str(profile.processes), str(profile.blocks), arms]
