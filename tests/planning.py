@@ -1,12 +1,16 @@
-"""Hosts for tests of bindings and plans, written by hand."""
+"""Hosts and configurations for tests of bindings and plans, written by hand."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from topobench import config
+from topobench.config import ClusterConfig, Overrides
 from topobench.host import Host, HostFacts
+from topobench.plan import Plan
+from topobench.reading import Cell, ReasonCode, Status
 from topobench.topology import (
     Cpus,
     Gpu,
@@ -108,3 +112,20 @@ def dual(gpus: int = 8, **changes: Any) -> Topology:
     nodes = [node(0, "0-31,64-95"), node(1, "32-63,96-127")]
     found = [gpu(i, 0 if i < (gpus + 1) // 2 else 1) for i in range(gpus)]
     return topology(nodes, [[10, 21], [21, 10]], gpus=found, **changes)
+
+
+def configured(**flags: Any) -> ClusterConfig:
+    return config.load(None, environ={}, overrides=Overrides(**flags))
+
+
+def planned(cells: Iterable[Cell]) -> list[Cell]:
+    return [c for c in cells if c.status is Status.PLANNED]
+
+
+def reasons(cells: Iterable[Cell]) -> list[tuple[str, str, Status, ReasonCode]]:
+    """(probe, arm, status, code) of the cells that will not run."""
+    return [(c.case.probe, c.arm.name, c.status, c.reason.code) for c in cells if c.reason]
+
+
+def without_ids(plan: Plan) -> list[Cell]:
+    return [dataclasses.replace(c, id="") for c in plan.cells]

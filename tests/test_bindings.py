@@ -176,7 +176,7 @@ class TestUnknownNode:
         assert refused(found) == (Status.SKIPPED, ReasonCode.UNKNOWN_NUMA_NODE)
         assert isinstance(found, Refusal)
         assert "(sysfs says -1)" in found.reason.text
-        assert "operator file" in found.reason.text
+        assert "an arm of your own in bindings:" in found.reason.text
 
     def test_spread_needs_no_node(self) -> None:
         found = resolve(BindingChoice("spread"), dual(gpus=0), gpu(0, None))

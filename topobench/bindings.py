@@ -248,7 +248,7 @@ def _near_node(topology: Topology, gpu: Gpu | None, name: str) -> NumaNode | Ref
         return nodes[node]
     why = gpu.cpu_node.reason or (f"NUMA node {node} has no CPUs" if node is not None else "")
     text = f"the CPU node of {gpu.key} is unknown{f' ({why})' if why else ''}; "
-    advice = "name it in an operator file (docs/topology.md) or bind by CPU list in bindings:"
+    advice = "describe an arm of your own in bindings: ({name, cpus, memory}, docs/config.md)"
     return _refused(name, ReasonCode.UNKNOWN_NUMA_NODE, text + advice)
 
 

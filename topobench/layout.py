@@ -125,6 +125,8 @@ def lay_out(site: Site, host: Host) -> list[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
+    """Lays out one host; every method yields cells in the order they will run."""
+
     site: Site
     host: Host
     gpus: HostGpus
@@ -148,9 +150,9 @@ class _Layout:
 
     def _single(self, choices: Sequence[Choice]) -> Iterator[Cell]:
         """Probes of one process, on each GPU or on none."""
-        on_gpu = [c for c in choices if c.probe.needs & {"cuda"}]
-        for gpu, lack in self.gpus.broken if on_gpu else ():
-            yield from (self._lacking(c, lack, devices=(gpu.key,)) for c in on_gpu)
+        on_gpu = [c for c in choices if "cuda" in c.probe.needs]
+        for choice in on_gpu:
+            yield from self._broken(choice)
         shuffled = self._random("devices").sample(self.gpus.usable, len(self.gpus.usable))
         benches = [_Bench((gpu,), 1, _all_cases(on_gpu)) for gpu in shuffled if on_gpu]
         if len(on_gpu) < len(choices):
@@ -167,6 +169,7 @@ class _Layout:
                 if lack is not None:
                     yield self._lacking(choice, lack)
                 elif on_gpus:
+                    yield from self._broken(choice)
                     yield from self._gang(
                         choice, backend, _Bench(self.gpus.whole, len(self.gpus.whole)), benches
                     )
@@ -319,6 +322,11 @@ class _Layout:
     def _random(self, label: str) -> random.Random:
         """A generator of its own for each purpose: one host's order never moves another's."""
         return random.Random(f"{self.site.seed}/{self.host.key}/{label}")
+
+    def _broken(self, choice: Choice) -> Iterator[Cell]:
+        """One cell for each selected GPU that cannot be measured."""
+        for gpu, lack in self.gpus.broken:
+            yield self._lacking(choice, lack, devices=(gpu.key,))
 
     def _lacking(
         self, choice: Choice, lack: Lack, *, devices: tuple[str, ...] = (), ranks: int = 1

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from planning import configured, dual, host, planned, small, without_ids
+from topobench.errors import UsageError
+from topobench.plan import Plan, estimate, make_plan
+from topobench.reading import Cell, ReasonCode, Status
+
+
+class TestBudget:
+    """The least informative cells go first, and each says so."""
+
+    def plan(self, budget: str | None, **flags: Any) -> Plan:
+        chosen = configured(profile="standard", budget=budget, **flags)
+        return make_plan(chosen, [host(dual(gpus=2))], seed=1)
+
+    def left_out(self, plan: Plan) -> list[Cell]:
+        return [c for c in plan.cells if c.reason and c.reason.code is ReasonCode.OVER_BUDGET]
+
+    @pytest.mark.parametrize("budget", ["20m", "10m", "5m", "2m", "1m", "30s"])
+    def test_the_estimate_keeps_it(self, budget: str) -> None:
+        plan = self.plan(budget)
+        assert 0 < plan.estimated_seconds <= configured(budget=budget).budget_seconds  # type: ignore[operator]
+        assert all(c.status is Status.SKIPPED for c in self.left_out(plan))
+
+    def test_enough_time_leaves_nothing_out(self) -> None:
+        assert without_ids(self.plan("9h")) == without_ids(self.plan(None))
+
+    def test_repeats_go_first(self) -> None:
+        full = self.plan(None).estimated_seconds
+        plan = self.plan(f"{full - 1:.0f}s")
+        assert {c.process_no for c in self.left_out(plan)} == {3}
+
+    def test_then_middle_sizes_and_the_ends_stay(self) -> None:
+        first = [dataclasses.replace(c) for c in self.plan(None).cells if c.process_no == 0]
+        plan = self.plan(f"{estimate(first) * 0.9:.0f}s", probes="host_to_device")
+        kept = {c.case.params["bytes"] for c in planned(plan.cells)}
+        assert {4096, 2**30} <= kept
+        assert {c.process_no for c in planned(plan.cells)} == {0}
+
+    def test_none_and_local_outlive_other_arms(self) -> None:
+        plan = self.plan("30s", probes="host_to_device", devices="0")
+        assert {c.arm.name for c in planned(plan.cells)} <= {"none", "local"}
+
+    def test_what_was_left_out_is_summed_up(self) -> None:
+        (warning,) = self.plan("10m").warnings
+        assert warning.startswith("budget of 10 min: ")
+        assert "repeat 4 (" in warning
+
+    def test_hosts_work_side_by_side_within_it(self) -> None:
+        hosts = [host(small(), key) for key in "abc"]
+        plan = make_plan(configured(budget="20s"), hosts, seed=1)
+        assert self.left_out(plan) == []
+        assert plan.estimated_seconds <= 20
+
+    def test_a_budget_without_room_for_one_cell_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="1 s has no room for a single cell; the shortest"):
+            self.plan("1s")
