@@ -7,15 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
+from documents import check
 from main_job import SMALL, Job, agent_of, gone_within
 from topobench.agents.host_lock import HostLock
 from topobench.topology import Topology
-
-ROOT = Path(__file__).parents[1]
-SCHEMAS = ROOT / "docs" / "schemas"
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +22,6 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[str, Any]
     done = job.run("probe", "--format", "json")
     assert done.returncode == 0, done.stderr
     return job, json.loads(done.stdout)
-
-
-def check(document: dict[str, Any], name: str) -> None:
-    schema = json.loads((SCHEMAS / f"{name}.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(document)
 
 
 def cells_of(document: dict[str, Any], probe: str) -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from topobench.agents.ray_agent import Connection, RayAgent
     from topobench.agents.service import HostRequest
+    from topobench.db.readonly import Answer
     from topobench.db.store import Store
 
 
@@ -259,11 +260,73 @@ def query_list() -> Outcome:
     from topobench.db import queries
     from topobench.report.tables_text import render_query
 
-    found = queries.list_queries()
-    columns = ["query", "answers", "parameters"]
-    rows = [[q.name, q.title, ", ".join(p.usage for p in q.parameters)] for q in found]
+    columns = ("query", "answers", "parameters")
+    rows = tuple(
+        (q.name, q.answers, " ".join(f"{p.name}={p.default}" for p in q.parameters))
+        for q in queries.list_queries()
+    )
     data = {"name": None, "params": {}, "columns": columns, "rows": rows}
     return Outcome(data, lambda: render_query(columns, rows))
+
+
+def query(store_url: str, name: str, settings: Sequence[str], since: str | None = None) -> Outcome:
+    """
+    The answer of a named query.
+
+    Args:
+        settings: ``key=value`` each.
+        since: Only what is this young: an age ("30d") or a time.
+    """
+    from topobench.db import queries
+    from topobench.db.store import Store
+
+    queries.load(name)  # a wrong name is told before a wrong store
+    params = dict(_setting(text) for text in settings)
+    with Store.open(store_url, create=False, read_only=True) as store:
+        answer = queries.run_query(store, name, params, since)
+    return _answer(name, params if since is None else {**params, "since": since}, answer)
+
+
+def query_sql(store_url: str, text: str) -> Outcome:
+    """The answer of the user's own SELECT."""
+    from topobench.db.readonly import run_sql
+
+    return _answer(None, {}, run_sql(store_url, text))
+
+
+def db_info(store_url: str) -> Outcome:
+    """Where the store is, how large, its schema, its newest sweep."""
+    from topobench.db.store import Store
+    from topobench.report.tables_text import render_facts
+
+    with Store.open(store_url, create=False, read_only=True) as store:
+        data = store.info()
+    return Outcome(data, lambda: render_facts(data))
+
+
+def db_upgrade(store_url: str) -> Outcome:
+    """Bring the store to this version's schema; an older file is copied first."""
+    from topobench.db.store import Store
+    from topobench.report.tables_text import render_facts
+
+    with Store.open(store_url, create=False) as store:
+        info = store.info()
+    data = {"url": info["url"], "schema": info["schema"]}
+    return Outcome(data, lambda: render_facts(data))
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise UsageError(f"--param {text}: expected KEY=VALUE")
+    return name, value
+
+
+def _answer(name: str | None, params: Mapping[str, str], answer: Answer) -> Outcome:
+    from topobench.report.tables_text import render_query
+
+    data = {"name": name, "params": params, "columns": answer.columns, "rows": answer.rows}
+    return Outcome(data, lambda: render_query(answer.columns, answer.rows))
 
 
 @contextlib.contextmanager

@@ -95,6 +95,20 @@ def render_sweeps(sweeps: Sequence[Document]) -> RenderableType:
     return Sheet(columns, rows, indent=0)
 
 
+def render_facts(facts: Mapping[str, Any]) -> RenderableType:
+    """Names and values, a line each; values in human units where a name ends in one."""
+    return Sheet([Column("what"), Column("value")], list(_fact_rows(facts)), indent=0, header=False)
+
+
+def _fact_rows(facts: Mapping[str, Any], prefix: str = "") -> Iterator[list[str]]:
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _fact_rows(value, f"{prefix}{name}.")
+        else:
+            _, (text,) = _query_column(name, [value])
+            yield [clean(f"{prefix}{name}"), text]
+
+
 def render_doctor(findings: Sequence[Document]) -> RenderableType:
     """
     What a host lacks, worst first; each with the line that mends it and the one that undoes it.

@@ -1,0 +1,221 @@
+"""The command line: exit codes, errors and JSON on every command, and a quick start."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from documents import check
+from topobench import cli, commands
+from topobench.errors import RefusedError
+
+BODIES = {
+    ("probe",): ("probe", []),
+    ("plan",): ("plan", []),
+    ("report",): ("report", []),
+    ("query",): ("query", ["latest"]),
+    ("doctor",): ("doctor", []),
+    ("topo", "show"): ("topo_show", []),
+    ("db", "info"): ("db_info", []),
+    ("db", "upgrade"): ("db_upgrade", []),
+    ("db", "import"): ("db_import", ["spool"]),
+}
+"""Each command -> the function that does its work, and the arguments it needs."""
+CRASH_CODES = {("probe",): 70}
+"""Exit code of a fault of ours where it is not 1."""
+IDS = [" ".join(words) for words in BODIES]
+
+
+def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that does something, with the words that name it."""
+    children = getattr(command, "commands", None)
+    if not children:
+        yield words, command
+        return
+    for name, child in children.items():
+        yield from leaves(child, (*words, name))
+
+
+COMMANDS = dict(leaves(typer.main.get_command(cli.app)))
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TOPOBENCH_STORE", raising=False)
+
+
+def checked(text: str, name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(text)
+    check(document, name)
+    return document
+
+
+def test_no_command_is_left_out_of_these_tests() -> None:
+    assert set(COMMANDS) == set(BODIES)
+
+
+@pytest.mark.parametrize("words", BODIES, ids=IDS)
+def test_a_bad_flag_is_a_usage_error(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*words, "--no-such-flag"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("topobench: ")
+    assert "--no-such-flag" in err
+    assert "--help" in err
+
+
+@pytest.mark.parametrize("words", BODIES, ids=IDS)
+def test_a_bad_flag_gives_one_json_document_where_json_is_asked(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*words, "--no-such-flag", "--format", "json"]) == 2
+    document = checked(capsys.readouterr().out, "error")
+    assert document["exit_code"] == 2
+    assert document["error"]["type"] == "UsageError"
+    assert "--no-such-flag" in document["error"]["message"]
+
+
+@pytest.mark.parametrize("words", BODIES, ids=IDS)
+def test_a_fault_of_ours_has_its_exit_code_and_a_traceback(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body, arguments = BODIES[words]
+
+    def crash(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(commands, body, crash)
+    code = CRASH_CODES.get(words, 1)
+    assert cli.main([*words, *arguments]) == code
+    assert "planted" in capsys.readouterr().err
+    assert cli.main([*words, *arguments, "--format", "json"]) == code
+    document = checked(capsys.readouterr().out, "error")
+    assert (document["exit_code"], document["error"]["message"]) == (code, "planted")
+
+
+@pytest.mark.parametrize("words", BODIES, ids=IDS)
+def test_a_refusal_and_an_interrupt_keep_their_codes(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body, arguments = BODIES[words]
+    for error, code in ((RefusedError("held by nightly"), 4), (KeyboardInterrupt(), 130)):
+
+        def fail(*_: object, error: BaseException = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(commands, body, fail)
+        assert cli.main([*words, *arguments]) == code
+    assert "held by nightly" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", BODIES, ids=IDS)
+def test_every_help_text_says_what_it_does_and_gives_an_example(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*words, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Example" in out
+    examples = [line for line in out.splitlines() if line.startswith("    topobench ")]
+    assert examples, "no example stands on a line of its own"
+    assert all(line.split()[1 : 1 + len(words)] == list(words) for line in examples)
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "Commands:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["probe", "--probes", "no_such"], 2, "no_such"),
+        (["probe", "--probes", ""], 2, "probe"),
+        (["probe", "--set", "host_memory.bytes=lots"], 2, "host_memory.bytes"),
+        (["probe", "--set", "host_memory.size=1"], 2, "size"),
+        (["probe", "--profile", "quik"], 2, "quick"),
+        (["probe", "--cluster", "absent.yaml"], 2, "absent.yaml"),
+        (["probe", "--store", "mysql://h/d"], 2, "mysql"),
+        (["probe", "--store", "sqlite:////no/such/folder/t.db"], 1, "does not exist"),
+        (["probe", "--budget", "soon"], 2, "budget"),
+        (["probe", "--resume", "latest"], 1, "no sweep"),
+        (["report"], 1, "no such file"),
+        (["query"], 2, "--list"),
+        (["query", "latest", "--sql", "select 1"], 2, "--list"),
+        (["query", "no-such"], 2, "no-such"),
+        (["topo", "show", "--root", "absent"], 2, "absent"),
+        (["db", "info"], 1, "no such file"),
+        (["db", "import", "absent"], 1, "absent"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else None,
+)
+def test_bad_input_is_named_and_mended(
+    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == code
+    err = capsys.readouterr().err
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_every_mistake_of_a_config_is_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "kind: topobench/v1\nnmae: lab\nbudget: 7:30\nbudget: 5m\ndevices: [0000:01:00.0]\n"
+    )
+    assert cli.main(["probe", "--cluster", "c.yaml"]) == 2
+    err = capsys.readouterr().err
+    for line, key in ((2, "nmae"), (3, "budget"), (4, "budget")):
+        assert f"c.yaml:{line}: {key}" in err
+
+
+def test_print_config_shows_the_effective_one_and_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--set", "host_memory.bytes=64M", "--devices", "0000:01:00.0", "--budget", "5m"]
+    assert cli.main(["probe", "--print-config", *flags]) == 0
+    out = capsys.readouterr().out
+    (tmp_path / "again.yaml").write_text(out)
+    assert cli.main(["probe", "--print-config", "--cluster", "again.yaml"]) == 0
+    assert capsys.readouterr().out == out
+    assert "64 MiB" in out
+    assert "0000:01:00.0" in out
+    assert list(tmp_path.glob("topobench.db*")) == []
+
+
+def test_a_reader_that_had_enough_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m topobench query --list --format json | head -c 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{", "")
+
+
+def test_the_json_of_an_error_is_the_only_thing_on_standard_output(tmp_path: Path) -> None:
+    (tmp_path / "topobench.db").write_text("this is no database")
+    done = subprocess.run(
+        [sys.executable, "-m", "topobench", "report", "--format", "json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    document = checked(done.stdout, "error")
+    assert done.returncode == document["exit_code"] == 1
+    assert "topobench.db" in document["error"]["message"]
+
+
+def test_exit_codes_are_documented() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "exit-codes.md").read_text()
+    for words in itertools.chain(BODIES):
+        assert f"`{' '.join(words)}`" in text or f"`{words[0]}`" in text, words
