@@ -23,10 +23,10 @@ from topobench.agents.discover.findings import (
     trust,
 )
 from topobench.agents.discover.fingerprint import fingerprints
-from topobench.agents.discover.gpus import read_gpus
+from topobench.agents.discover.gpus import gpu_nodes, read_gpus
 from topobench.agents.discover.machine import read_machine, virtualization
 from topobench.agents.discover.nics import read_nics, read_nvme
-from topobench.agents.discover.numa import gpu_nodes, read_numa
+from topobench.agents.discover.numa import read_numa
 from topobench.agents.discover.nvml import read as read_nvml
 from topobench.agents.discover.paths import read_paths
 from topobench.agents.discover.pci import normalise_address, read_pci
@@ -59,9 +59,9 @@ def discover(
     limits = read_limits(tree)
     cpus = read_cpus(tree, limits)
     online = None if cpus.online is None else parse_cpu_list(cpus.online)
-    numa = read_numa(tree, online, allowed=_nodes(tree, limits), gpus=_gpu_nodes(tree, nvml))
+    numa = read_numa(tree, online, allowed=_nodes(tree, limits), gpus=gpu_nodes(tree, nvml))
     pci = read_pci(tree, numa, online)
-    gpus = _with_cuda_indices(tree, read_gpus(pci, numa, nvml))
+    gpus = _with_cuda_indices(tree, read_gpus(tree, pci, numa, nvml))
     nics = read_nics(tree, pci)
     paths = read_paths(pci, gpus, nics, numa.nodes, nvml)
     kind, machine = virtualization(tree), read_machine(tree)
@@ -101,20 +101,6 @@ def _nodes(tree: Tree, limits: Limits) -> tuple[int, ...] | None:
     """NUMA nodes whose memory this process may use; None if nothing restricts them."""
     sets = [set(s) for s in (status_list(tree, "Mems_allowed_list"), limits.nodes) if s]
     return tuple(sorted(set.intersection(*sets))) if sets else None
-
-
-def _gpu_nodes(tree: Tree, nvml: NvmlFacts | None) -> dict[int, str]:
-    """NUMA node -> UUID or PCI address of the GPU whose memory it is."""
-    told = nvml.gpus if nvml else ()
-    uuids = {g.pci_address: g.uuid for g in told if g.uuid}
-    found = {}
-    for node, written in gpu_nodes(tree).items():
-        address = normalise_address(written)
-        found[node] = uuids.get(address) or address or written
-    for gpu in told:
-        if gpu.own_numa_node is not None and gpu.uuid:
-            found[gpu.own_numa_node] = gpu.uuid
-    return found
 
 
 def _with_cuda_indices(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:

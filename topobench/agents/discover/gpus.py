@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from topobench.agents.discover.facts import GpuFacts, NvmlFacts
 from topobench.agents.discover.numa import Numa
-from topobench.agents.discover.pci import Pci
+from topobench.agents.discover.pci import Pci, normalise_address
+from topobench.agents.discover.tree import Tree
 from topobench.topology import (
     Gpu,
     Known,
@@ -18,6 +19,7 @@ from topobench.topology import (
     format_cpu_list,
 )
 
+_DRIVER = "proc/driver/nvidia/gpus"
 _NVLINKS = {
     r"\bP100-SXM": 4,
     r"\bV100-SXM": 6,
@@ -33,25 +35,66 @@ _LINK_RATES = {"1": 20e9, "2": 25e9, "3": 25e9, "4": 25e9, "5": 50e9}
 """Nominal B/s of one link, one direction, by generation; used where NVML tells no speed."""
 
 
-def read_gpus(pci: Pci, numa: Numa, facts: NvmlFacts | None) -> tuple[Gpu, ...]:
+def read_gpus(tree: Tree, pci: Pci, numa: Numa, facts: NvmlFacts | None) -> tuple[Gpu, ...]:
     """
     GPUs in NVML's order, each followed by its MIG slices; then those only PCI shows.
 
     Args:
         facts: NVML's answers; None where it was not asked.
     """
+    own = {gpu: node for node, gpu in gpu_nodes(tree, facts).items()}
     told = _with_addresses(pci, facts.gpus if facts else ())
     addresses = {gpu.pci_address for gpu in told}
     found = []
     for gpu in told:
         whole = _whole(gpu, told, pci, numa)
+        whole = replace(whole, own_numa_node=own.get(whole.key))
         found += [whole, *_slices(whole, gpu)]
     state = "unknown" if facts is None else "no_access"
-    for address, function in pci.functions.items():
-        if function.is_gpu and address not in addresses:
-            silent = GpuFacts(-1, pci_address=address, state=state)
-            found.append(replace(_whole(silent, (), pci, numa), index=None))
+    for address in _addresses(pci):
+        if address not in addresses:
+            silent = _whole(_by_driver(tree, address, state), (), pci, numa)
+            node = own.get(silent.key, own.get(address))
+            found.append(replace(silent, index=None, own_numa_node=node))
     return tuple(found)
+
+
+def gpu_nodes(tree: Tree, facts: NvmlFacts | None) -> dict[int, str]:
+    """NUMA node -> UUID or PCI address of the GPU whose memory it is."""
+    told = facts.gpus if facts else ()
+    uuids = {g.pci_address: g.uuid for g in told if g.uuid}
+    found = {}
+    for written in tree.names(_DRIVER):
+        text = tree.text(f"{_DRIVER}/{written}/numa_status") or ""
+        match = re.search(r"^Node:\s*(\d+)", text, re.MULTILINE)
+        if match:
+            address = normalise_address(written)
+            found[int(match[1])] = uuids.get(address) or address or written
+    for gpu in told:
+        if gpu.own_numa_node is not None and gpu.uuid:
+            found[gpu.own_numa_node] = gpu.uuid
+    return found
+
+
+def _by_driver(tree: Tree, address: str, state: str) -> GpuFacts:
+    """What the kernel driver's own files tell of a GPU that NVML does not."""
+    text = ""
+    for written in tree.names(_DRIVER):
+        if normalise_address(written) == address:
+            text = tree.text(f"{_DRIVER}/{written}/information") or ""
+    model = re.search(r"^Model:\s*(.*?)\s*$", text, re.MULTILINE)
+    uuid = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", text, re.MULTILINE)
+    return GpuFacts(
+        index=-1,
+        pci_address=address,
+        uuid=uuid[1] if uuid else None,
+        state=state,
+        model=model[1] if model and model[1] != "Unknown" else None,
+    )
+
+
+def _addresses(pci: Pci) -> list[str]:
+    return [address for address, function in pci.functions.items() if function.is_gpu]
 
 
 def _with_addresses(pci: Pci, gpus: Sequence[GpuFacts]) -> tuple[GpuFacts, ...]:
@@ -61,7 +104,7 @@ def _with_addresses(pci: Pci, gpus: Sequence[GpuFacts]) -> tuple[GpuFacts, ...]:
     NVML counts in PCI order, so this is certain if as many addresses as GPUs are left.
     """
     taken = {gpu.pci_address for gpu in gpus}
-    left = [a for a, f in pci.functions.items() if f.is_gpu and a not in taken]
+    left = [address for address in _addresses(pci) if address not in taken]
     lost = [gpu.index for gpu in gpus if gpu.pci_address is None]
     if len(left) != len(lost):
         return tuple(gpus)
@@ -71,7 +114,6 @@ def _with_addresses(pci: Pci, gpus: Sequence[GpuFacts]) -> tuple[GpuFacts, ...]:
 
 def _whole(gpu: GpuFacts, all_gpus: Sequence[GpuFacts], pci: Pci, numa: Numa) -> Gpu:
     node = _cpu_node(gpu, pci, numa)
-    own = [n.id for n in numa.nodes if n.gpu and n.gpu in (gpu.uuid, gpu.pci_address)]
     return Gpu(
         index=gpu.index,
         uuid=gpu.uuid,
@@ -79,7 +121,6 @@ def _whole(gpu: GpuFacts, all_gpus: Sequence[GpuFacts], pci: Pci, numa: Numa) ->
         model=gpu.model,
         memory_bytes=gpu.memory_bytes,
         cpu_node=node,
-        own_numa_node=own[0] if own else None,
         cpus=_cpus(gpu, node, pci, numa),
         compute_capability=gpu.compute_capability,
         state=gpu.state,

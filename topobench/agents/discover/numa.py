@@ -67,23 +67,11 @@ def read_numa(
             cpus=format_cpu_list(cpus[i]),
             memory_bytes=_memory(tree, i),
             allowed=allowed is None or i in allowed,
-            gpu=gpus.get(i),
+            gpu=None if cpus[i] else gpus.get(i),
         )
         for i in ids
     )
     return Numa(nodes, *_distances(tree, ids))
-
-
-def gpu_nodes(tree: Tree) -> dict[int, str]:
-    """Nodes that are GPU memory by the driver's word: node -> PCI address as written."""
-    base = "proc/driver/nvidia/gpus"
-    found = {}
-    for address in tree.names(base):
-        text = tree.text(f"{base}/{address}/numa_status") or ""
-        match = re.search(r"^Node:\s*(\d+)", text, re.MULTILINE)
-        if match:
-            found[int(match[1])] = address
-    return found
 
 
 def _ids(tree: Tree) -> tuple[int, ...]:

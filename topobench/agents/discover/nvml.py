@@ -192,9 +192,7 @@ def _links(ask: _Asker, handle: Any) -> Iterator[NvLink]:
         yield NvLink(
             index=index,
             state="active" if active else "inactive",
-            remote_kind=_REMOTE_KINDS.get(-1 if kind is None else kind, "unknown")
-            if active
-            else None,
+            remote_kind=remote_kind if active else None,
             remote=_remote_address(remote),
         )
 

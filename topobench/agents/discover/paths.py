@@ -63,15 +63,19 @@ def pci_class(
     pci: Pci, a: str | None, b: str | None, nodes: tuple[Known, Known]
 ) -> PathClass | None:
     """
-    Path class of two PCI functions by the bridges they share; None if one is not there.
+    Path class of two PCI functions by the bridges they share; None if that is not known.
 
-    Host bridges of an unknown NUMA node count as different nodes, as nvidia-smi has it.
+    Host bridges of an unknown NUMA node count as different nodes, as nvidia-smi has it. A
+    capture without the tree of bridges tells only that domains differ.
     """
     if a not in pci.functions or b not in pci.functions:
         return None
     if a == b:
         return PathClass.SELF
-    if pci.host_bridge(a) != pci.host_bridge(b):
+    bridges = pci.host_bridge(a), pci.host_bridge(b)
+    if None in bridges and (a or "").partition(":")[0] == (b or "").partition(":")[0]:
+        return None
+    if bridges[0] != bridges[1] or bridges[0] is None:
         same = nodes[0].value is not None and nodes[0].value == nodes[1].value
         return PathClass.NODE if same else PathClass.SYS
     shared = _shared(pci, a, b)

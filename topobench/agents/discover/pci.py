@@ -12,6 +12,7 @@ from topobench.agents.discover.tree import Tree
 from topobench.topology import Known, PciDevice, PciLink
 
 _DEVICES = "sys/bus/pci/devices"
+_DRIVEN = "proc/driver/nvidia/gpus"
 _ADDRESS = re.compile(
     r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])", re.IGNORECASE
 )
@@ -57,19 +58,21 @@ class Function:
     Args:
         folder: Its folder below the root.
         bridges: Addresses of the bridges above it, root first.
-        host_bridge: Name of its root bus ("pci0000:00").
+        host_bridge: Name of its root bus ("pci0000:00"), if the capture kept it.
+        driven: Whether NVIDIA's kernel driver lists it as a GPU.
     """
 
     address: str
     folder: str
     bridges: tuple[str, ...]
-    host_bridge: str
+    host_bridge: str | None
     pci_class: str
     vendor: str
     device: str
     numa_node: int | None
     local_cpus: tuple[int, ...] | None
     link: PciLink | None
+    driven: bool = False
 
     @property
     def parent(self) -> str | None:
@@ -83,8 +86,9 @@ class Function:
 
     @property
     def is_gpu(self) -> bool:
-        """An NVIDIA display or 3D controller."""
-        return self.vendor == NVIDIA and self.pci_class[:6] in ("0x0300", "0x0302")
+        """An NVIDIA display or 3D controller, or what the driver calls a GPU."""
+        display = self.pci_class[:6] in ("0x0300", "0x0302")
+        return self.driven or (self.vendor == NVIDIA and display)
 
     @property
     def is_nvswitch(self) -> bool:
@@ -112,8 +116,9 @@ class Pci:
 
 def read_pci(tree: Tree, numa: Numa, online: tuple[int, ...] | None) -> Pci:
     """Bridges, GPUs, NICs, disks and accelerators; chipset functions are left out."""
+    driven = {normalise_address(name) for name in tree.names(_DRIVEN)}
     read = (_read(tree, name) for name in tree.names(_DEVICES))
-    functions = {f.address: f for f in read if f}
+    functions = {f.address: replace(f, driven=f.address in driven) for f in read if f}
     below = _below(functions.values())
     configs = {a: read_config(tree, f.folder) for a, f in functions.items() if f.is_bridge}
     devices = {}
@@ -153,7 +158,7 @@ def _read(tree: Tree, name: str) -> Function | None:
         address=address,
         folder=folder,
         bridges=tuple(a for a in above if a),
-        host_bridge=next((p for p in parts if _ROOT_BUS.fullmatch(p)), ""),
+        host_bridge=next((p for p in parts if _ROOT_BUS.fullmatch(p)), None),
         pci_class=pci_class,
         vendor=vendor,
         device=tree.text(f"{folder}/device") or "0x0000",
