@@ -297,7 +297,8 @@ def query(
     if output is QueryFormat.CSV:
         from topobench.report.tables_text import query_csv
 
-        print(query_csv(outcome.data["columns"], outcome.data["rows"]), end="")
+        with _reader_may_leave():
+            print(query_csv(outcome.data["columns"], outcome.data["rows"]), end="")
         return outcome.exit_code
     return _emit("query", outcome, output.value)
 
@@ -398,11 +399,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = typer.main.get_command(app).main(argv, "topobench", standalone_mode=False)
-        sys.stdout.flush()
         return int(code or 0)
-    except BrokenPipeError:  # `topobench query ... | head`: the reader had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except typer.TyperException as error:
@@ -481,28 +478,50 @@ def _store_url(given: str | None) -> str:
 
 def _emit(command: str, outcome: Outcome, output: str, *, silent: bool = False) -> int:
     """Print an outcome as JSON or for people."""
-    if output == "json":
-        import json
+    with _reader_may_leave():
+        if output == "json":
+            _print_document(command, outcome)
+        elif not silent:
+            from rich.console import Console
 
-        from topobench.envelope import envelope
-        from topobench.sweep import utc_now
+            from topobench.report.text import show
 
-        document = outcome.data
-        if not outcome.alone:
-            document = envelope(
-                command,
-                outcome.data,
-                status=outcome.status,
-                exit_code=outcome.exit_code,
-                warnings=outcome.warnings,
-                generated_at=utc_now(),
-            )
-        print(json.dumps(document))
-    elif not silent:
-        from topobench.report.show import StdoutConsole, show
-
-        show(StdoutConsole(), outcome.draw())
+            wide = command == "query" and not sys.stdout.isatty()  # for grep and awk
+            show(Console(width=_WIDE if wide else None), outcome.draw())
     return outcome.exit_code
+
+
+_WIDE = 10_000
+"""Columns of a table that goes into a pipe: no row is ever broken."""
+
+
+def _print_document(command: str, outcome: Outcome) -> None:
+    import json
+
+    from topobench.envelope import envelope
+    from topobench.sweep import utc_now
+
+    document = outcome.data
+    if not outcome.alone:
+        document = envelope(
+            command,
+            outcome.data,
+            status=outcome.status,
+            exit_code=outcome.exit_code,
+            warnings=outcome.warnings,
+            generated_at=utc_now(),
+        )
+    print(json.dumps(document))
+
+
+@contextlib.contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """``topobench query ... | head``: a reader that had enough is no error."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stderr() -> Console:
