@@ -34,7 +34,7 @@ def host(name: str = "gpu01", gpus: int = 0, **changes: Any) -> Document:
         "driver": "580.159.04" if gpus else None,
         "cuda": "13.0" if gpus else None,
     }
-    facts = {
+    facts: Document = {
         "hostname": name,
         "interpreter": "/opt/venv/bin/python",
         "topobench": "0.1.0",
@@ -52,7 +52,7 @@ def host(name: str = "gpu01", gpus: int = 0, **changes: Any) -> Document:
         "shm_bytes": None,
         "free_disk_bytes": None,
     }
-    value = {
+    value: Document = {
         "key": f"key-{name}",
         "name": name,
         "address": "10.9.0.10",
@@ -83,7 +83,7 @@ def binding(name: str = "none", cpu_node: int | None = None, memory_node: int | 
 def cell(probe: str, readings: Sequence[Document] = (), **changes: Any) -> Document:
     """A cell of a sweep document; ok unless said otherwise."""
     arm = changes.pop("binding", None) or binding()
-    value = {
+    value: Document = {
         "id": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{probe}{changes}")),
         "host": "key-gpu01",
         "probe": probe,
@@ -122,7 +122,7 @@ def reading(metric: str, median: float | None, **changes: Any) -> Document:
             ("maximum", 1.01), ("p90", 1.005),
         )
     }  # fmt: skip
-    value = {
+    value: Document = {
         "metric": metric,
         "unit": unit,
         "better": -1 if unit == "s" else 1,

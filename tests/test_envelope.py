@@ -22,11 +22,11 @@ from topobench.reading import Reason, ReasonCode, Status
 
 SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
 NOW = "2026-11-29T16:02:00Z"
-OURS = ("doctor", "envelope", "error", "probe", "query", "report", "sweep")
+ENVELOPED = tuple(sorted(p.stem for p in SCHEMAS.glob("*.json") if p.stem != "topology"))
 
 
 def validator(name: str) -> jsonschema.Draft202012Validator:
-    loaded = {n: json.loads((SCHEMAS / f"{n}.json").read_text()) for n in OURS}
+    loaded = {n: json.loads((SCHEMAS / f"{n}.json").read_text()) for n in ENVELOPED}
     registry: Registry[Any] = Registry().with_resources(
         (found["$id"], Resource.from_contents(found)) for found in loaded.values()
     )
@@ -45,7 +45,7 @@ def wrap(command: str, data: Any, **changes: Any) -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", ENVELOPED)
 def test_schemas_are_sound(name: str) -> None:
     schema = json.loads((SCHEMAS / f"{name}.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -120,10 +120,15 @@ def test_another_command_s_document_does_not_fit() -> None:
 
 
 def test_query_and_doctor_fit_their_schemas() -> None:
-    answer = {"name": None, "params": {}, "columns": ["a"], "rows": [[1], [None], ["x"]]}
+    answer: dict[str, Any] = {
+        "name": None,
+        "params": {},
+        "columns": ["a"],
+        "rows": [[1], [None], ["x"]],
+    }
     assert errors("query", wrap("query", answer)) == []
     assert errors("query", wrap("query", {**answer, "rows": [{"a": 1}]})) != []
-    finding = dict.fromkeys(("check", "found", "wanted", "why"), "x")
+    finding: dict[str, Any] = dict.fromkeys(("check", "found", "wanted", "why"), "x")
     finding |= {"level": "warn", "fix": None, "undo": None}
     data = {"host": "gpu01", "findings": [finding]}
     assert errors("doctor", wrap("doctor", data)) == []
@@ -176,3 +181,17 @@ def test_what_json_cannot_write_becomes_what_it_can() -> None:
         "reason": "busy: other work",
         "7": "key",
     }
+
+
+def test_the_store_s_own_documents_fit_their_schemas(tmp_path: Path) -> None:
+    """What the real store says of itself, with and without a sweep."""
+    from topobench.db.store import Store
+
+    with Store.open(f"sqlite:///{tmp_path}/x.db") as store:
+        info = store.info()
+    assert errors("db-info", wrap("db-info", info)) == []
+    sweep = documents.cpu_host_sweep()["sweep"]
+    assert errors("db-info", wrap("db-info", {**info, "last_sweep": sweep})) == []
+    assert errors("db-info", wrap("db-info", {**info, "last_sweep": {}})) != []
+    upgraded = {"url": info["url"], "schema": info["schema"]}
+    assert errors("db-upgrade", wrap("db-upgrade", upgraded)) == []

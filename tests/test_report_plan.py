@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import planning
 import report_documents as documents
 from golden import check_golden, printed
@@ -35,7 +37,7 @@ def plan(cells: list[Document], hosts: int = 1, **changes: object) -> Document:
     }
 
 
-def planned(probe: str, **changes: object) -> Document:
+def planned(probe: str, **changes: Any) -> Document:
     return cell(probe, **{"status": "planned", "seconds": None, **changes})
 
 

@@ -156,6 +156,36 @@ def test_a_probe_nobody_knows_here_gets_its_tables() -> None:
     ) in shown
 
 
+def test_what_was_really_used_stands_beside_what_was_asked_for() -> None:
+    """The parameter says "auto"; a reader must know whether gloo or nccl was measured."""
+    cells = [
+        cell(
+            "all_reduce",
+            [reading(RATE, 1e9), reading("locality_ratio", share)],
+            params={"backend": "auto"},
+            conditions={"backend": "gloo", "samples_discarded": 0, "host": {"before": {}}},
+            process_no=i,
+        )
+        for i, share in enumerate((1.0, 0.971))
+    ]
+    shown = report(sweep([host()], cells))
+    assert (
+        "all_reduce\n  backend auto, arm none\n  found: backend gloo\n"
+        "  locality: 97.1 % to 100.0 %\n"
+    ) in shown
+    assert "locality" not in shown.split("100.0 %\n")[1].split("NEXT")[0]
+
+
+def test_cells_that_did_not_settle_are_counted() -> None:
+    ends = ("converged", "budget", "drift", "fixed")
+    cells = [
+        cell("p", [reading(RATE, 1e9, stop_reason=e)], process_no=i) for i, e in enumerate(ends)
+    ]
+    assert (
+        "  not settled: 2 of 4 cells ended before the median was steady (budget, drift)\n"
+    ) in report(sweep([host()], cells))
+
+
 def test_host_memory_is_a_matrix_of_nodes() -> None:
     cells = [
         cell(

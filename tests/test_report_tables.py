@@ -5,19 +5,26 @@ from __future__ import annotations
 import csv
 import io
 import math
+from typing import Any
 
 from golden import check_golden, printed
 from report_documents import cpu_host_sweep, troubled_sweep
-from topobench.report.tables_text import query_csv, render_doctor, render_query, render_sweeps
+from topobench.report.tables_text import (
+    query_csv,
+    render_doctor,
+    render_facts,
+    render_query,
+    render_sweeps,
+)
 
 COLUMNS = ["host", "chunk_bytes", "median_bytes_per_second", "latency_seconds", "mfu_ratio", "n"]
-ROWS = [
+ROWS: list[list[Any]] = [
     ["gpu01", 65536, 16.8e9, 3.9e-6, 0.71, 20],
     ["gpu02", 2**28, 1.9e9, None, 0.6913, 4],
     ["机器", None, 393.71e9, 12.5e-6, None, None],
 ]
 
-FINDINGS = [
+FINDINGS: list[dict[str, Any]] = [
     {
         "check": "governor",
         "level": "warn",
@@ -122,6 +129,25 @@ def test_sweeps_are_a_line_each() -> None:
 
 def test_an_empty_store_says_how_to_fill_it() -> None:
     assert printed(render_sweeps([])) == "No sweep is stored yet.\n  topobench probe\n"
+
+
+def test_facts_of_a_store_have_units_and_no_zeros() -> None:
+    data = {
+        "url": "sqlite:///x.db",
+        "path": None,
+        "size_bytes": 393216,
+        "rows": {"host": 1, "price": 0, "reading": 1200},
+        "last_sweep": cpu_host_sweep()["sweep"],
+        "warnings": [],
+    }
+    assert printed(render_facts(data)) == (
+        "url         sqlite:///x.db\n"
+        "path        -\n"
+        "size        384 KiB\n"
+        "rows        host 1, reading 1200\n"
+        "last sweep  1a2b3c4d done, started 2026-11-29 16:00 UTC\n"
+        "warnings    none\n"
+    )
 
 
 def test_the_doctor_reads_as_kept() -> None:

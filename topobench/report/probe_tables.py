@@ -31,17 +31,21 @@ class ProbeTables:
     Args:
         records: Of this probe; at least one.
         unit: What ran beside each other, in a word: ``GPU`` or ``host``.
+        notes: Sentences that belong to the figures.
     """
 
     name: str
     records: Sequence[Record]
     unit: str
+    notes: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """A caption with what is equal everywhere, then the sheets."""
         yield Text(clean(self.name), style="bold")
         if common := constants(self.records):
             yield Prose(common)
+        for note in self.notes:
+            yield Prose(note)
         labels = figures.metric_labels(dict.fromkeys(r.metric for r in self.records))
         for number, family in enumerate(families(self.records)):
             if number:

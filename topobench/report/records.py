@@ -15,6 +15,7 @@ from typing import Any
 
 from topobench import stats
 from topobench.reading import MEASURED, CiLevel, MemoryPolicy, Scalar
+from topobench.report.notes import PROOFS
 from topobench.report.safe import clean
 from topobench.topology import format_cpu_list
 
@@ -166,10 +167,14 @@ def _single(reading: Mapping[str, Any], middle: float, n: int) -> Figure:
 
 
 def _totals(readings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Readings with a number; parts (of each rank) only where there is no whole."""
+    """Results with a number; parts (of each rank) only where there is no whole."""
     known = [r for r in readings if r["median"] is not None]
     whole = {r["metric"] for r in known if not r["point"]}
-    return [r for r in known if not r["point"] or r["metric"] not in whole]
+    return [
+        r
+        for r in known
+        if (not r["point"] or r["metric"] not in whole) and r["metric"] not in PROOFS
+    ]
 
 
 def _share(width: float, middle: float) -> float | None:

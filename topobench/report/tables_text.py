@@ -95,18 +95,14 @@ def render_sweeps(sweeps: Sequence[Document]) -> RenderableType:
     return Sheet(columns, rows, indent=0)
 
 
-def render_facts(facts: Mapping[str, Any]) -> RenderableType:
-    """Names and values, a line each; values in human units where a name ends in one."""
-    return Sheet([Column("what"), Column("value")], list(_fact_rows(facts)), indent=0, header=False)
+def render_facts(data: Document) -> RenderableType:
+    """
+    Names and values, as ``db info`` gives them; units as the names say.
 
-
-def _fact_rows(facts: Mapping[str, Any], prefix: str = "") -> Iterator[list[str]]:
-    for name, value in facts.items():
-        if isinstance(value, Mapping):
-            yield from _fact_rows(value, f"{prefix}{name}.")
-        else:
-            _, (text,) = _query_column(name, [value])
-            yield [clean(f"{prefix}{name}"), text]
+    A mapping is one line of its known values (a table of counts without the zeros), a
+    sweep is its id, state and time.
+    """
+    return facts(((figures.label(k), _fact(k, v)) for k, v in data.items()), indent=0)
 
 
 def render_doctor(findings: Sequence[Document]) -> RenderableType:
@@ -133,6 +129,18 @@ def _doctor(findings: Sequence[Document]) -> Iterator[RenderableType]:
     counts = Counter(f["level"] for f in findings)
     shown = ", ".join(f"{counts[level]} {level}" for level in _LEVELS if counts[level])
     yield Text(shown or "no checks", style="bold")
+
+
+def _fact(name: str, value: Any) -> str:
+    if isinstance(value, Mapping) and "started_at" in value:
+        start = minute(value["started_at"] or figures.UNKNOWN)
+        return f"{clean(value['id'])[:8]} {clean(value['status'])}, started {start} UTC"
+    if isinstance(value, Mapping):
+        known = [f"{clean(k)} {figures.quantity(k, v)}" for k, v in value.items() if v]
+        return ", ".join(known) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(clean, value)) or "none"
+    return figures.quantity(name, value)
 
 
 def _finding(finding: Document) -> Iterator[RenderableType]:

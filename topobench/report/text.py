@@ -18,6 +18,7 @@ from topobench.reading import BENIGN, MEASURED, Status
 from topobench.report import problems, records
 from topobench.report.figures import UNKNOWN
 from topobench.report.hosts import hosts_section
+from topobench.report.notes import notes
 from topobench.report.probe_tables import ProbeTables
 from topobench.report.safe import clean, command
 from topobench.report.sheet import Prose
@@ -96,7 +97,7 @@ def _measured(cells: Sequence[Document], places: records.Places) -> Iterator[Ren
     for probe in dict.fromkeys(c["probe"] for c in cells):
         own = [c for c in cells if c["probe"] == probe]
         if figures := records.records(own, places):
-            yield ProbeTables(probe, figures, _unit(own, places))
+            yield ProbeTables(probe, figures, _unit(own, places), list(notes(own)))
             yield Text("")
             found += figures
     if not found:

@@ -1,0 +1,64 @@
+"""What must be known beside a probe's figures: what was really used, and what did not settle."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from topobench.reading import MEASURED
+from topobench.report.figures import label
+from topobench.report.safe import clean
+from topobench.report.words import count
+from topobench.units import format_percent
+
+Cell = Mapping[str, Any]
+
+PROOFS = frozenset({"locality_ratio"})
+"""Metrics that prove a binding; told in a sentence, as they are no results."""
+_SETTLED = frozenset({"converged", "fixed", None})
+
+
+def notes(cells: Sequence[Cell]) -> Iterator[str]:
+    """
+    Sentences about the measured cells of one probe.
+
+    Args:
+        cells: Of one probe, measured or not.
+    """
+    measured = [c for c in cells if c["status"] in MEASURED]
+    used: dict[str, set[str]] = {}
+    for cell in measured:
+        for name, value in cell["conditions"].items():
+            if isinstance(value, str):
+                used.setdefault(name, set()).add(clean(value))
+    if used:
+        parts = [f"{label(name)} {' | '.join(sorted(v))}" for name, v in sorted(used.items())]
+        yield f"found: {', '.join(parts)}"
+    for proof in sorted(PROOFS):
+        yield from _proof(proof, measured)
+    yield from _unsettled(measured)
+
+
+def _proof(metric: str, cells: Sequence[Cell]) -> Iterator[str]:
+    found = [
+        r["median"]
+        for c in cells
+        for r in c["readings"]
+        if r["metric"] == metric and r["median"] is not None
+    ]
+    if found:
+        low, high = format_percent(min(found)), format_percent(max(found))
+        yield f"{label(metric)}: {low if low == high else f'{low} to {high}'}"
+
+
+def _unsettled(cells: Sequence[Cell]) -> Iterator[str]:
+    """Cells whose sampling ended before their medians were known well enough."""
+    reasons: Counter[str] = Counter()
+    for cell in cells:
+        ends = [r["stop_reason"] for r in cell["readings"] if r["stop_reason"] not in _SETTLED]
+        reasons.update(clean(e) for e in ends[:1])
+    if reasons:
+        why = ", ".join(reasons)
+        of = count(len(cells), "cell")
+        yield f"not settled: {reasons.total()} of {of} ended before the median was steady ({why})"
