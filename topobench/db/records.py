@@ -66,6 +66,10 @@ CASE_COLUMNS: Mapping[str, tuple[type, tuple[str, ...]]] = {
     "op": (str, ("op",)),
     "tp": (int, ("tp", "tensor_parallel")),
     "direction": (str, ("direction",)),
+    "memory": (str, ("memory",)),
+    "cpu_node": (int, ("cpu_node",)),
+    "memory_node": (int, ("memory_node",)),
+    "backend": (str, ("backend",)),
 }
 """Column of ``probe_case`` -> its type and the parameters it is taken from, first that exists."""
 

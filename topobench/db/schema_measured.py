@@ -70,6 +70,10 @@ probe_case = Table(
     Column("op", Text),
     Column("tp", Integer),
     Column("direction", Text),
+    Column("memory", Text),
+    Column("cpu_node", Integer),
+    Column("memory_node", Integer),
+    Column("backend", Text),
     UniqueConstraint("probe", "probe_version", "params_hash"),
 )
 

@@ -69,6 +69,10 @@ def upgrade() -> None:
         sa.Column("op", sa.Text()),
         sa.Column("tp", sa.Integer()),
         sa.Column("direction", sa.Text()),
+        sa.Column("memory", sa.Text()),
+        sa.Column("cpu_node", sa.Integer()),
+        sa.Column("memory_node", sa.Integer()),
+        sa.Column("backend", sa.Text()),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_probe_case")),
         sa.UniqueConstraint("digest", name=op.f("uq_probe_case_digest")),
         sa.UniqueConstraint(

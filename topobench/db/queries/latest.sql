@@ -1,0 +1,14 @@
+-- title: Latest readings
+-- answers: What was measured last, per host, devices, case and arm?
+-- param host text = %: hosts whose name matches this LIKE pattern
+-- param probe text = %: probes whose name matches this LIKE pattern
+-- param metric text = %: metrics whose name matches this LIKE pattern
+-- param since time = 30d: only what was measured since
+-- param now moment = now: ages are counted up to here
+SELECT
+    cluster, host, devices, probe, params, arm, metric, unit, point,
+    n_processes, n, median, ci_lo, ci_hi, ci_level, lowest, highest,
+    :now - measured_unix_seconds AS age_seconds, measured_at, sweep, source, synthetic
+FROM v_latest
+WHERE measured_at >= :since AND host LIKE :host AND probe LIKE :probe AND metric LIKE :metric
+ORDER BY cluster, host, probe, devices, metric, bytes, seq_len, params, arm, point

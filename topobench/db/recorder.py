@@ -1,0 +1,226 @@
+"""
+Records a sweep and never loses a run: in the store, or in the spool while it is away.
+
+Once the store failed, the rest of the sweep goes to the spool, so that the order stays; at
+the end everything is brought into the store if it is back.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from topobench.db.columns import now_text
+from topobench.db.engine import mask_url, parse_url
+from topobench.db.spool import FOLDER, Spool, import_spool, perform
+from topobench.db.store import Store
+from topobench.db.writer import Stored
+from topobench.errors import StoreError, StoreUnreachable
+from topobench.host import Host
+from topobench.reading import Cell, Run
+
+_Call = tuple[str, dict[str, Any]]
+
+
+class Recorder:
+    """
+    The writer of one sweep; a context manager. Made by :meth:`open`.
+
+    Args:
+        warn: Is told, once each, what a user must know about the store.
+    """
+
+    def __init__(
+        self, url: str, store: Store | None, folder: Path, warn: Callable[[str], None]
+    ) -> None:
+        self._url = url
+        self._store = store
+        self._folder = folder
+        self._warn = warn
+        self._spool: Spool | None = None
+        self._sweep = ""
+        self._calls: list[_Call] = []
+
+    @classmethod
+    def open(
+        cls, url: str, *, folder: Path = Path(FOLDER), warn: Callable[[str], None]
+    ) -> Recorder:
+        """
+        Open the store, or begin with the spool if it can't be reached.
+
+        Raises:
+            StoreError: The store is there, but not usable (see :meth:`Store.open`).
+        """
+        parse_url(url)
+        try:
+            return cls(url, Store.open(url), folder, warn)
+        except StoreUnreachable as error:
+            recorder = cls(url, None, folder, warn)
+            recorder._begin_spool(error)
+            return recorder
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Finish the spool, close the store."""
+        if self._spool is not None:
+            self._spool.close()
+        if self._store is not None:
+            self._store.close()
+
+    @property
+    def spooled(self) -> bool:
+        """Whether results are in the spool and not in the store."""
+        return self._spool is not None
+
+    @property
+    def url(self) -> str:
+        """The URL of the store with its password masked."""
+        return mask_url(self._url)
+
+    def begin_sweep(self, *, id: str, **start: Any) -> None:
+        """As :meth:`Store.begin_sweep`."""
+        self._sweep = id
+        self._do("begin_sweep", {"id": id, **start})
+
+    def put_host(self, sweep: str, host: Host) -> None:
+        """As :meth:`Store.put_host`."""
+        self._do("put_host", {"sweep": sweep, "host": host})
+
+    def plan_cells(self, sweep: str, cells: Sequence[Cell]) -> None:
+        """As :meth:`Store.plan_cells`."""
+        self._do("plan_cells", {"sweep": sweep, "cells": cells})
+
+    def resume_sweep(self, id: str) -> None:
+        """As :meth:`Store.resume_sweep`."""
+        self._sweep = id
+        self._do("resume_sweep", {"id": id})
+
+    def put_run(self, run: Run) -> Stored | None:
+        """
+        Store a run, or spool it: also one that the store refuses.
+
+        Returns:
+            What became of it in the store; None if it was spooled.
+
+        Raises:
+            StoreUnreachable: Neither the store nor the spool could take it.
+        """
+        try:
+            return self._do("put_run", {"run": run})
+        except StoreUnreachable:
+            raise
+        except StoreError as error:
+            # One refused run is no reason to keep the others out of the store.
+            with Spool(self._folder, f"{self._sweep or 'run'}-refused") as spool:
+                spool.append("put_run", {"run": run})
+            self._warn(f"a run was refused and kept in {self._folder}: {error}")
+            return None
+
+    def end_sweep(
+        self,
+        id: str,
+        status: str = "done",
+        ended_at: str | None = None,
+        warnings: Sequence[str] = (),
+    ) -> None:
+        """As :meth:`Store.end_sweep`; then the spool is brought in, if the store is back."""
+        ended = ended_at or now_text()
+        self._do("end_sweep", {"id": id, "status": status, "ended_at": ended, "warnings": warnings})
+        if self._spool is not None:
+            self._spool.close()
+            self._bring_in()
+
+    def mark_interrupted(self, id: str) -> None:
+        """As :meth:`Store.mark_interrupted`; nothing while the store is away."""
+        if self._store is not None and self._spool is None:
+            self._store.mark_interrupted(id)
+
+    def running_sweeps(self, host: str | None = None) -> list[str]:
+        """As :meth:`Store.running_sweeps`; none while the store is away."""
+        if self._store is None or self._spool is not None:
+            return []
+        return self._store.running_sweeps(host)
+
+    def resolve_sweep(self, text: str) -> str:
+        """As :meth:`Store.resolve_sweep`."""
+        return self._reachable().resolve_sweep(text)
+
+    def cells_to_resume(self, id: str) -> tuple[list[Cell], dict[str, int]]:
+        """As :meth:`Store.cells_to_resume`."""
+        return self._reachable().cells_to_resume(id)
+
+    def sweep_document(self, id: str | None = None) -> dict[str, Any]:
+        """
+        As :meth:`Store.sweep_document`, from what this recorder saw if the store is away.
+
+        Raises:
+            StoreUnreachable: The store is away, and the sweep began in an earlier process.
+        """
+        if self._spool is None:
+            return self._reachable().sweep_document(id)
+        if not self._calls or self._calls[0][0] != "begin_sweep":
+            raise StoreUnreachable(f"{self.url} is away; {self._advice()}, then `topobench report`")
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Store.open(f"sqlite:///{folder}/sweep.db") as replay,
+        ):
+            for op, data in self._calls:
+                perform(replay, op, data)
+            document = replay.sweep_document(self._sweep)
+        return {**document, "store": str(self._folder)}
+
+    def _reachable(self) -> Store:
+        if self._store is None:
+            raise StoreUnreachable(f"{self.url} is away; {self._advice()}")
+        return self._store
+
+    def _do(self, op: str, data: dict[str, Any]) -> Stored | None:
+        if self._spool is None and self._store is not None:
+            try:
+                done = perform(self._store, op, data)
+            except StoreUnreachable as error:
+                self._begin_spool(error)
+            else:
+                self._calls.append((op, data))
+                return done
+        assert self._spool is not None
+        self._spool.append(op, data)
+        self._calls.append((op, data))
+        return None
+
+    def _begin_spool(self, error: StoreError) -> None:
+        """Go on with the spool; it begins with what the runs in it rest on."""
+        self._spool = Spool(self._folder, self._sweep or "sweep")
+        for op, data in self._calls:
+            if op != "put_run":
+                self._spool.append(op, data)
+        self._warn(f"{error}; results go to {self._folder} from here on: {self._advice()}")
+
+    def _bring_in(self) -> None:
+        try:
+            store = self._store = self._store or Store.open(self._url)
+            imported = import_spool(store, self._folder)
+        except StoreError as error:
+            self._warn(f"{error}; the results are safe in {self._folder}: {self._advice()}")
+            return
+        if imported.problems:
+            self._warn("; ".join(imported.problems[:3]))
+            return
+        self._spool = None
+        self._warn(f"the store is back: {imported.stored} runs were brought in from the spool")
+
+    def _advice(self) -> str:
+        return f"bring them in with `topobench db import {self._folder} --store {self.url}`"
