@@ -482,12 +482,10 @@ def _emit(command: str, outcome: Outcome, output: str, *, silent: bool = False) 
         if output == "json":
             _print_document(command, outcome)
         elif not silent:
-            from rich.console import Console
-
-            from topobench.report.text import show
+            from topobench.report.show import StdoutConsole, show
 
             wide = command == "query" and not sys.stdout.isatty()  # for grep and awk
-            show(Console(width=_WIDE if wide else None), outcome.draw())
+            show(StdoutConsole(_WIDE if wide else None), outcome.draw())
     return outcome.exit_code
 
 

@@ -14,11 +14,16 @@ from rich.console import Console, Group, RenderableType
 
 
 class StdoutConsole(Console):
-    """Standard output; a reader that goes away is a BrokenPipeError, as everywhere in Python."""
+    """
+    Standard output; a reader that goes away is a BrokenPipeError, as everywhere in Python.
 
-    def __init__(self) -> None:
+    Args:
+        width: Columns; None takes the terminal's, or 80.
+    """
+
+    def __init__(self, width: int | None = None) -> None:
         _write_out_what_cannot_be_encoded(sys.stdout)
-        super().__init__()
+        super().__init__(width=width)
 
     def on_broken_pipe(self) -> None:
         """Let the caller decide."""
