@@ -63,3 +63,14 @@ def test_a_reader_that_had_enough_is_a_broken_pipe() -> None:
     process.stdout = None
     _, complaints = process.communicate(timeout=60)
     assert (process.returncode, complaints) == (7, b"broken pipe")
+
+
+def test_reports_load_nothing_heavy() -> None:
+    """They are drawn where torch, ray or a database may not even be installed."""
+    program = (
+        "import sys, topobench.report, topobench.envelope\n"
+        "heavy = {'torch', 'ray', 'sqlalchemy', 'pynvml', 'numpy', 'scipy', 'pydantic'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    output, complaints = child(program).communicate(timeout=60)
+    assert (output, complaints) == (b"[]\n", b"")

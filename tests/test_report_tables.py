@@ -76,6 +76,26 @@ def test_numbers_have_the_unit_that_their_column_s_name_says() -> None:
     )
 
 
+def test_values_of_several_metrics_carry_their_own_units() -> None:
+    """A view has one column for the medians of all metrics; the row names the metric."""
+    columns = ["metric", "unit", "local_median", "n", "age_seconds"]
+    rows: list[list[Any]] = [
+        ["busbw_bytes_per_second", "B/s", 285.3e9, 20, 377.6],
+        ["latency_seconds", "s", 7.4e-6, 184, 30 * 86400.0],
+        ["mfu_ratio", "1", None, 4, None],
+    ]
+    assert printed(render_query(columns, rows)) == (
+        "metric                  local_median    n    age\n"
+        "busbw_bytes_per_second    285.3 GB/s   20  7 min\n"
+        "latency_seconds              7.40 us  184   30 d\n"
+        "mfu_ratio                          -    4      -\n"
+        "3 rows\n"
+    )
+    assert query_csv(columns, rows[:1]).splitlines()[1] == (
+        "busbw_bytes_per_second,B/s,285300000000.0,20,377.6"
+    )
+
+
 def test_an_answer_without_rows_still_names_its_columns() -> None:
     assert printed(render_query(["host", "n"], [])) == "host  n\n0 rows\n"
 

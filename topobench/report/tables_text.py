@@ -16,6 +16,7 @@ from topobench.report import figures
 from topobench.report.safe import clean, command
 from topobench.report.sheet import Column, Prose, Sheet, csv_field, facts
 from topobench.report.words import count, counts_text, minute, took
+from topobench.units import format_span
 
 Document = Mapping[str, Any]
 
@@ -30,12 +31,20 @@ def render_query(
     The answer of a query.
 
     Args:
-        format: ``table`` (human units where a column's name ends in one), or ``csv``
-            (values as stored).
+        format: ``table`` (human units where a column's name ends in one, or where the row
+            names its metric), or ``csv`` (values as stored).
     """
     if format == "csv":
         return Raw(query_csv(columns, rows))
-    found = [_query_column(name, [row[i] for row in rows]) for i, name in enumerate(columns)]
+    parts = {name: [row[i] for row in rows] for i, name in enumerate(columns)}
+    metrics = parts.get("metric", ()) if "unit" in parts else ()
+    found = [
+        _of_metrics(name, values, metrics)
+        if metrics and name.endswith(_OF_METRIC)
+        else _query_column(name, values)
+        for name, values in parts.items()
+        if name != "unit" or not metrics
+    ]
     sheet = Sheet(
         [column for column, _ in found],
         [list(row) for row in zip(*(texts for _, texts in found), strict=True)],
@@ -160,6 +169,8 @@ def _query_column(name: str, values: Sequence[Any]) -> tuple[Column, list[str]]:
     numbers = [v for v in values if _is_number(v)]
     if len(numbers) + sum(v is None for v in values) < len(values) or not numbers:
         return Column(clean(name)), [figures.UNKNOWN if v is None else clean(v) for v in values]
+    if name == "age_seconds":
+        return Column("age", number=True), [_span(v) for v in values]
     unit = figures.unit_of(name)
     if unit == "B" or all(isinstance(v, int) for v in numbers):
         title = figures.label(name) if unit == "B" else clean(name)
@@ -168,6 +179,26 @@ def _query_column(name: str, values: Sequence[Any]) -> tuple[Column, list[str]]:
     texts = figures.aligned([figures.number(v, scale) for v in values])
     title = f"{figures.label(name)}\n{scale.unit}" if scale.unit else clean(name)
     return Column(title, number=True), texts
+
+
+def _span(seconds: float | None) -> str:
+    """An age: ``7 min``, ``30 h 00 min``, ``12 d``."""
+    if seconds is None:
+        return figures.UNKNOWN
+    days = seconds / 86400
+    return f"{days:.0f} d" if days >= 2 else format_span(seconds)
+
+
+_OF_METRIC = ("median", "lowest", "highest", "ci_lo", "ci_hi", "minimum", "maximum", "raw_value")
+"""Ends of columns whose values are in the unit of the row's metric."""
+
+
+def _of_metrics(
+    name: str, values: Sequence[Any], metrics: Sequence[Any]
+) -> tuple[Column, list[str]]:
+    """A column whose unit changes from row to row, so that each value carries its own."""
+    texts = [figures.quantity(str(m), v) for v, m in zip(values, metrics, strict=True)]
+    return Column(clean(name), number=True), texts
 
 
 def _is_number(value: Any) -> bool:
