@@ -418,6 +418,8 @@ def test_home_that_ray_cannot_write_is_replaced_and_put_back(tmp_path: Path) -> 
     gone = examine(tmp_path, env={"HOME": "/nonexistent"})["ray_home"]
     assert lines(gone) == (Level.ERROR, new, "export HOME=/nonexistent")
     assert gone.found == "/nonexistent does not exist"
+    spaced = examine(tmp_path, env={"HOME": "/no such home"})["ray_home"]
+    assert spaced.undo == "export HOME='/no such home'"
     (tmp_path / "root").mkdir()
     assert examine(tmp_path, env={"HOME": "/root"})["ray_home"].level is Level.OK
     assert examine(tmp_path, env={"RAY_AUTH_TOKEN_PATH": "/t"})["ray_home"].level is Level.OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from topobench.agents.doctor_checks.common import (
     Outcome,
@@ -133,7 +134,7 @@ def _library(subject: Subject) -> tuple[str | None, str | None]:
 def torch(subject: Subject) -> Outcome:
     """Whether the torch at hand fits the driver."""
     facts = subject.facts
-    pip = f"{facts.interpreter} -m pip"
+    pip = f"{shlex.quote(facts.interpreter)} -m pip"
     if facts.torch is None:
         reason = facts.torch_error or "not installed"
         return error(reason, f"{pip} install torch", f"{pip} uninstall -y torch")

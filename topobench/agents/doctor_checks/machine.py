@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from topobench.agents.doctor_checks.common import (
     Outcome,
@@ -116,14 +117,15 @@ def swap(subject: Subject) -> Outcome:
         return ok(f"{len(areas)} areas, none in use" if areas else "no swap")
     return warn(
         ", ".join(f"{area[0]}: {int(area[3]) // 1024} MiB in use" for area in used),
-        "; ".join(f"sudo swapoff {area[0]}" for area in used),
+        "; ".join(f"sudo swapoff {shlex.quote(area[0])}" for area in used),
         "; ".join(_swapon(area[0], int(area[4])) for area in used),
     )
 
 
 def _swapon(name: str, priority: int) -> str:
     # A negative priority is the kernel's own choice and cannot be asked for.
-    return f"sudo swapon {name}" if priority < 0 else f"sudo swapon -p {priority} {name}"
+    option = "" if priority < 0 else f"-p {priority} "
+    return f"sudo swapon {option}{shlex.quote(name)}"
 
 
 @check(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import PurePosixPath
 
 from topobench.agents.doctor_checks.common import (
@@ -74,7 +75,8 @@ def lock_folder(subject: Subject) -> Outcome | None:
         volume = f"{{name: lock, hostPath: {{path: {folder}, type: DirectoryOrCreate}}}}"
         return warn(found, volume, note=f"the line belongs under the pod's volumes, for {folder}")
     start = f"{engine(subject)} run"
-    return warn(found, f"{start} -v {folder}:{folder} IMAGE", f"{start} IMAGE")
+    volume = shlex.quote(f"{folder}:{folder}")
+    return warn(found, f"{start} -v {volume} IMAGE", f"{start} IMAGE")
 
 
 def _mount_over(mountinfo: str, folder: str) -> tuple[str, str]:
@@ -102,10 +104,11 @@ def ray_home(subject: Subject) -> Outcome:
         return error("HOME is not set", fix, "unset HOME")
     folders = (subject.path(f"{home}/.ray"), subject.path(home))
     folder = next((f for f in folders if f.is_dir()), None)
+    undo = f"export HOME={shlex.quote(home)}"
     if folder is None:
-        return error(f"{home} does not exist", fix, f"export HOME={home}")
+        return error(f"{home} does not exist", fix, undo)
     if not os.access(folder, os.W_OK):
-        return error(f"{home} cannot be written", fix, f"export HOME={home}")
+        return error(f"{home} cannot be written", fix, undo)
     return ok(home)
 
 
@@ -141,5 +144,5 @@ def disk(subject: Subject) -> Outcome:
         return ok(found)
     bad = error if free < _DISK_LEAST else warn
     before = subject.env.get("RAY_TMPDIR")
-    undo = f"export RAY_TMPDIR={before}" if before else "unset RAY_TMPDIR"
+    undo = f"export RAY_TMPDIR={shlex.quote(before)}" if before else "unset RAY_TMPDIR"
     return bad(found, "export RAY_TMPDIR=/FOLDER/WITH/SPACE", undo)

@@ -1,0 +1,140 @@
+"""
+Runs in the guest: what discovery and the launcher say there, and what others say.
+
+Prints one JSON document: ``topology``, and as witnesses ``numactl`` (--hardware) and
+``lstopo`` (XML); with the argument ``measure`` also ``cells``, each with its binding, its
+run, and what was ``seen`` of the worker from outside while it measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from topobench import processes
+from topobench.agents import preflight
+from topobench.agents.discover import discover
+from topobench.agents.launch import Launcher, Limits
+from topobench.bindings import numa_matrix, resolve
+from topobench.config import BindingChoice
+from topobench.host import Host, HostFacts
+from topobench.reading import Arm, Binding, Case, Cell, to_json
+from topobench.topology import Topology
+
+ARRAY_BYTES = 16 << 20
+_ARRAY_PAGES = ARRAY_BYTES // 4096
+"""A mapping with that many pages is an array, or several side by side."""
+
+
+def main() -> None:
+    """Print the document."""
+    topology = discover()
+    found: dict[str, Any] = {
+        "topology": topology.to_json(),
+        "numactl": _ask("numactl", "--hardware"),
+        "lstopo": _ask("lstopo-no-graphics", "--of", "xml", "--filter", "io:all"),
+    }
+    if "measure" in sys.argv:
+        found["cells"] = list(_measure(topology))
+    print(json.dumps(found))  # noqa: T201
+
+
+def _ask(*argv: str) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+
+def _measure(topology: Topology) -> Iterator[dict[str, Any]]:
+    """Host memory under every arm of :func:`_bindings`."""
+    facts = preflight.facts(topology)
+    for binding in _bindings(topology):
+        yield _run(topology, facts, binding)
+
+
+def _bindings(topology: Topology) -> Iterator[Binding]:
+    """Arm none, the NUMA matrix (its corners, if it is large), arm spread."""
+    yield Binding("none")
+    matrix = [a.resolved for a in numa_matrix(topology) if isinstance(a.resolved, Binding)]
+    yield from matrix if len(matrix) <= 4 else (matrix[0], matrix[3], matrix[-4])
+    spread = resolve(BindingChoice("spread"), topology, None)
+    if isinstance(spread, Binding):
+        yield spread
+
+
+def _run(topology: Topology, facts: HostFacts, binding: Binding) -> dict[str, Any]:
+    host = Host("lab", "id", facts.hostname, "127.0.0.1", facts, topology)
+    case = Case("host_memory", 1, {"op": "copy", "bytes": ARRAY_BYTES})
+    cell = Cell(str(uuid.uuid4()), case, host.key, Arm(binding), estimated_seconds=5.0)
+    sweep = uuid.uuid4().hex
+    with tempfile.TemporaryDirectory() as logs, _watching(sweep) as seen:
+        launcher = Launcher(
+            sweep=sweep,
+            host=host,
+            env={},
+            log_dir=Path(logs),
+            limits=Limits(least=60.0, start=120.0),  # emulated CPUs are slow
+        )
+        (run,) = launcher.run([cell], stop=threading.Event())
+    return {
+        "binding": to_json(binding),
+        "run": to_json(run),
+        "seen": seen,
+    }
+
+
+@contextlib.contextmanager
+def _watching(sweep: str) -> Iterator[dict[str, Any]]:
+    """
+    Note where a sweep's workers are, from outside.
+
+    ``cpus``: the affinity lists of threads while arrays were mapped; ``pages``: pages of the
+    arrays by NUMA node, when there were most; ``policies``: the policies of those mappings.
+    """
+    seen: dict[str, Any] = {"cpus": [], "pages": {}, "policies": []}
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            for process in processes.marked(processes.SWEEP, sweep):
+                with contextlib.suppress(OSError):  # it ended meanwhile
+                    _look(process.pid, seen)
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        thread.join()
+
+
+def _look(pid: int, seen: dict[str, Any]) -> None:
+    pages: dict[str, int] = {}
+    policies = set()
+    for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
+        _, policy, *fields = line.split()
+        values = dict(f.split("=", 1) for f in fields if "=" in f)
+        if "file" in values or int(values.get("anon", 0)) < _ARRAY_PAGES:
+            continue
+        policies.add(policy)
+        for name, value in values.items():
+            if name[0] == "N" and name[1:].isdigit():
+                pages[name[1:]] = pages.get(name[1:], 0) + int(value)
+    if sum(pages.values()) <= sum(seen["pages"].values()):
+        return
+    status = [p.read_text() for p in Path(f"/proc/{pid}/task").glob("*/status")]
+    lists = {t.partition("Cpus_allowed_list:")[2].split()[0] for t in status}
+    seen.update(pages=pages, policies=sorted(policies), cpus=sorted(lists))
+
+
+if __name__ == "__main__":
+    main()

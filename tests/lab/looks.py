@@ -1,0 +1,42 @@
+"""What ``inside.py`` found in a shape, booted once for all tests of a process."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.guest import run, unavailable
+
+_ROOT = Path(__file__).parents[2]
+_INSIDE = Path(__file__).with_name("inside.py")
+_MEASURED = ("two", "four", "memless")
+"""Shapes whose look includes measurements; emulation makes them slow."""
+
+
+def look(shape: str) -> dict[str, Any]:
+    """
+    The document of ``inside.py``, from a guest of this shape.
+
+    Skips the calling test, with the reason, where there is no lab.
+    """
+    if reason := unavailable():
+        pytest.skip(f"no lab: {reason}")
+    for program, package in (("numactl", "numactl"), ("lstopo-no-graphics", "hwloc-nox")):
+        if shutil.which(program) is None:
+            pytest.skip(f"no lab: {program} is not installed (Debian package {package})")
+    return _look(shape)
+
+
+@functools.cache
+def _look(shape: str) -> dict[str, Any]:
+    command = [sys.executable, str(_INSIDE), *(["measure"] if shape in _MEASURED else [])]
+    done = run(shape, command, timeout=600, env={"PYTHONPATH": str(_ROOT)}, cwd=_ROOT)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
