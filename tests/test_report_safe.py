@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from golden import printed
-from topobench.report.safe import clean, command, text
-from topobench.report.sheet import csv_field
+from topobench.report.safe import clean, command
+from topobench.report.sheet import Column, Prose, Sheet, csv_field
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,9 @@ def test_long_text_is_cut_and_says_so() -> None:
 
 
 def test_markup_is_printed_as_it_stands() -> None:
-    assert printed(text("[bold red]:smile:[/]"), colour=True) == "[bold red]:smile:[/]\n"
+    markup = "[bold red]:smile:[/]"
+    assert printed(Prose(clean(markup), indent=0), colour=True) == f"{markup}\n"
+    assert printed(Sheet([Column("")], [[clean(markup)]], header=False)) == f"  {markup}\n"
 
 
 def test_a_command_is_never_wrapped() -> None:

@@ -144,14 +144,15 @@ def _host_rows(hosts: Sequence[Host], cells: Sequence[Mapping[str, Any]]) -> She
         Column("bad", number=True),
         Column("left out", number=True),
     ]
-    rows = []
+    rows, styles = [], []
     for host in hosts:
         ok, bad, out = tallies.get(host["key"], (0, 0, 0))
         found = host["description"]
         sku, driver = host.get("sku") or found.get("sku"), found.get("driver")
         texts = [name_and_address(host), clean(sku or UNKNOWN), clean(driver or UNKNOWN)]
         rows.append([*texts, str(ok), str(bad), str(out)])
-    return Sheet(columns, rows)
+        styles.append("red" if bad else "")
+    return Sheet(columns, rows, row_styles=styles)
 
 
 def tally(cells: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, int, int]]:

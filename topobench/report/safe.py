@@ -35,11 +35,6 @@ def clean(value: Any, limit: int = LONGEST) -> str:
     return "".join(_escaped(c) if unicodedata.category(c) in _HIDDEN else c for c in text)
 
 
-def text(value: Any, style: str = "") -> Text:
-    """The value as rich text: cleaned, and with no markup read from it."""
-    return Text(clean(value), style=style)
-
-
 def command(line: str) -> Text:
     """A line to copy: never wrapped."""
     return Text(f"  {clean(line)}", style="cyan", no_wrap=True, overflow="ignore")
