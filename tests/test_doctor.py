@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -425,10 +427,32 @@ def test_home_that_ray_cannot_write_is_replaced_and_put_back(tmp_path: Path) -> 
     assert examine(tmp_path, env={"RAY_AUTH_TOKEN_PATH": "/t"})["ray_home"].level is Level.OK
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write into every folder")
-def test_home_without_write_permission_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "root").mkdir(mode=0o555)
-    assert examine(tmp_path, env={"HOME": "/root"})["ray_home"].found == "/root cannot be written"
+@contextlib.contextmanager
+def plain_user() -> Iterator[None]:
+    """access(2) asks for the real user, and root may write everywhere: be another one."""
+    if os.getuid() != 0:
+        yield
+        return
+    os.setresuid(65534, -1, -1)
+    try:
+        yield
+    finally:
+        os.setresuid(0, -1, -1)
+
+
+def test_home_without_write_permission_is_an_error() -> None:
+    with tempfile.TemporaryDirectory() as root:  # unlike tmp_path open to other users
+        home = Path(root, "home")
+        home.mkdir()
+        Path(root).chmod(0o755)
+        found = []
+        for mode in (0o777, 0o555):
+            home.chmod(mode)
+            with plain_user():
+                found.append(examine(Path(root), env={"HOME": "/home"})["ray_home"])
+    assert (found[0].level, found[0].found) == (Level.OK, "/home")
+    assert (found[1].level, found[1].found) == (Level.ERROR, "/home cannot be written")
+    assert found[1].undo == "export HOME=/home"
 
 
 TCP = (
