@@ -23,7 +23,7 @@ PROBES = {
     name.lower(): f"worker_probes:{name}"
     for name in (
         *("Steady", "Crasher", "Raiser", "Values", "Sleeper", "Scribbler", "Stray"),
-        *("Buffer", "ClockStep", "Meeting"),
+        *("Buffer", "ClockStep", "Meeting", "Misplaced", "Foreign"),
     )
 }
 NONE = Binding("none")

@@ -109,7 +109,18 @@ def test_each_rank_has_its_own_cpus_if_there_are_enough(lab: Lab) -> None:
     assert shared.conditions["rank_cpus"] == "shared"
 
 
-def test_slices_are_disjoint_and_gpu_ranks_keep_the_whole_set() -> None:
+def test_hyper_threads_of_a_core_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU 64 is the second thread of CPU 0's core, as on most servers."""
+    monkeypatch.setattr("topobench.agents.launch._core", lambda cpu: cpu % 64)
+    binding = Binding("local", cpus="0-3,64-67")
+    parts = [rank_binding(binding, rank, 2, gpus=False).cpus for rank in range(2)]
+    assert parts == ["0-1,64-65", "2-3,66-67"]
+
+
+def test_slices_are_disjoint_and_gpu_ranks_keep_the_whole_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("topobench.agents.launch._core", lambda cpu: cpu)
     binding = Binding("local", cpus="0-3,8-12")
     parts = [rank_binding(binding, rank, 4, gpus=False).cpus for rank in range(4)]
     assert parts == ["0-1", "2-3", "8-9", "10-11"]

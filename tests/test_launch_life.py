@@ -96,10 +96,12 @@ class TestLauncherDies:
     ) -> None:
         """The guard knows the deadline: a stopped agent must not hold the host for ever."""
         text = AGENT.replace("seconds=60.0", "seconds=0.0, start=3.0")
-        text = text.format(folder=str(tmp_path), sweep=lab.sweep, probe="sleeper", params={})
+        text = text.format(
+            folder=str(tmp_path), sweep=lab.sweep, probe="sleeper", params={"how": "family"}
+        )
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
         with subprocess.Popen([sys.executable, "-c", text], env=environment) as agent:
-            until(lambda: len(lab.alive()) == 2)
+            until(lambda: len(lab.alive()) == 4)
             agent.send_signal(signal.SIGSTOP)
             try:
                 lab.assert_nothing_left(seconds=12.0)
@@ -144,6 +146,26 @@ class TestWorkerDies:
             agent.kill()
             agent.wait()
             lab.assert_nothing_left(seconds=5.0)
+
+    def test_one_that_dies_between_two_cells_costs_none(self, lab: Lab) -> None:
+        """No cell is to blame: the next one gets a fresh worker."""
+        runs = lab.launcher().run([cell("steady"), cell("steady")], stop=lab.stop)
+        first = next(runs)
+        os.kill(worker_of(lab), signal.SIGKILL)
+        until(lambda: not lab.alive())
+        (second,) = runs
+        assert [first.status, second.status] == [Status.OK, Status.OK]
+        assert first.members[0].pid != second.members[0].pid
+
+    def test_one_that_waits_long_for_its_next_cell_stays(self, lab: Lab) -> None:
+        """A slow database must not look like a late worker."""
+        runs = lab.launcher(seconds=0.0, start=1.0).run(
+            [cell("steady"), cell("steady")], stop=lab.stop
+        )
+        first = next(runs)
+        time.sleep(1.0 + 5.0 + 1.0)  # past the first cell's deadline and the guard's slack
+        (second,) = runs
+        assert first.members[0].pid == second.members[0].pid
 
     def test_children_a_probe_forgot_are_ended_with_the_worker(self, lab: Lab) -> None:
         (run,) = lab.run(cell("sleeper", how="family", seconds=0.0))

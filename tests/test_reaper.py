@@ -45,6 +45,14 @@ def gone(look: Callable[[], object], seconds: float = 5.0) -> bool:
     return not look()
 
 
+def ignores(pid: int, number: int) -> bool:
+    """Whether a process ignores a signal."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigIgn:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 def start_driver(
     *, watcher: str = "reaper.start_reaper(token)", then: str = "time.sleep(120)"
 ) -> tuple[subprocess.Popen[str], str, int | None]:
@@ -120,6 +128,7 @@ def test_the_reaper_stays_when_asked_politely(drivers: Drivers, number: int) -> 
     driver, token, watcher = start_driver()
     drivers.append((driver, token))
     assert watcher is not None
+    assert gone(lambda: not ignores(watcher, number)), "it never came up"
     os.kill(watcher, number)
     driver.kill()
     driver.wait()

@@ -13,13 +13,16 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from topobench.errors import ProbeUnavailable, ResultInvalid
+from topobench.probes.foreign import run_foreign
 from topobench.probes.protocol import Arms, WorkerContext, parameter
 from topobench.reading import Better, Metric, Reading, ReasonCode, Summary
 
@@ -283,3 +286,62 @@ class Meeting(Base):
         if self.how == "hang":
             time.sleep(60)
         os.kill(os.getpid(), getattr(signal, self.how))
+
+
+@dataclass(frozen=True)
+class Misplaced(Base):
+    """Measures memory that it got from another NUMA node than asked."""
+
+    name: ClassVar[str] = "misplaced"
+    node: int = parameter(1, help="where the pages are")
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        from topobench.probes import binding
+        from topobench.reading import MemoryPolicy
+
+        binding.set_policy(MemoryPolicy.BIND, (self.node,))
+        yield from Buffer(1 << 20).measure(context)
+        binding.set_policy(context.binding.memory, context.binding.memory_nodes)
+
+
+DAEMON = (
+    "import os, signal, sys, time\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork() == 0:\n"
+    "        os.execve(sys.executable, [sys.executable, '-c', 'import signal, time; "
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)', sys.argv[1]], {})\n"
+    "    os._exit(0)\n"
+    "print('out', flush=True)\n"
+    "print('err', file=sys.stderr, flush=True)\n"
+    "time.sleep(float(sys.argv[2]))\n"
+    "sys.exit(3)\n"
+)
+"""Leaves a grandchild that ignores TERM, in a session of its own, without our marks."""
+
+
+@dataclass(frozen=True)
+class Foreign(Base):
+    """Runs a program that leaves a stubborn daemon behind."""
+
+    name: ClassVar[str] = "foreign"
+    mark: str = parameter("", help="last argument of the daemon, to find it by")
+    seconds: float = parameter(0.5, help="how long the program itself runs")
+    timeout: float = parameter(20.0, help="its time limit")
+    program: str = parameter("python", help="python, or a path")
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        out = Path(tempfile.gettempdir()) / f"{self.mark}.out"
+        program = sys.executable if self.program == "python" else self.program
+        ended = run_foreign(
+            [program, "-c", DAEMON, self.mark, str(self.seconds)],
+            env={},
+            timeout_seconds=self.timeout,
+            stdout_path=out,
+        )
+        context.note("code", ended.code)
+        context.note("timed_out", ended.timed_out)
+        context.note("out", out.read_text())
+        out.unlink()
+        yield reading(ended.seconds, TIME)

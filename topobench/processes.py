@@ -12,7 +12,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 SWEEP = "TOPOBENCH_SWEEP"
@@ -108,9 +108,18 @@ class Family:
 
 
 def members(families: Sequence[Family]) -> list[Process]:
-    """Every live process of these families but the caller."""
-    me = os.getpid()
-    return [p for p in running() if p.pid != me and any(f.owns(p) for f in families)]
+    """Every live process of these families and their descendants, but for the caller."""
+    everyone = list(running())
+    found = [p for p in everyone if any(f.owns(p) for f in families)]
+    return [p for p in with_descendants(found, everyone) if p.pid != os.getpid()]
+
+
+def with_descendants(roots: Iterable[Process], everyone: Iterable[Process]) -> list[Process]:
+    """Those processes and all below them, whatever session or environment they have."""
+    found = {p.pid: p for p in roots}
+    while more := [p for p in everyone if p.parent in found and p.pid not in found]:
+        found |= {p.pid: p for p in more}
+    return list(found.values())
 
 
 def send(process: Process, number: int) -> None:

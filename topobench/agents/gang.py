@@ -29,6 +29,11 @@ _LOST_SECONDS = 1.0  # a dead rank's peers may say what they saw
 _ENDED_SECONDS = 5.0  # ranks that fail alike do so about together
 _LEAVE_SECONDS = 5.0
 _ECHO = re.compile(r"Connection (closed|reset)|Read error|Write error|Broken pipe|remote process")
+_NUMACTL_WORDS = (
+    (r"not permitted|not implemented|[Nn]ot supported", ReasonCode.MEM_POLICY_DENIED),
+    (r"cpu argument|sched_setaffinity", ReasonCode.CPU_NOT_ALLOWED),
+    (r"node argument|set_mempolicy|setting membind", ReasonCode.MEM_NOT_ALLOWED),
+)
 _NOT_ALLOWED = frozenset({ReasonCode.CPU_NOT_ALLOWED, ReasonCode.MEM_NOT_ALLOWED})
 _WORST_FIRST = (Status.FAILED, Status.INVALID, Status.SKIPPED, Status.PARTIAL, Status.OK)
 
@@ -83,9 +88,6 @@ class Gang:
 
     Args:
         seats: By rank, from 0.
-
-    Attributes:
-        usable: Whether these workers may run another cell.
     """
 
     def __init__(self, seats: Sequence[Seat], environment: Mapping[str, str]) -> None:
@@ -96,20 +98,26 @@ class Gang:
         self._ends: dict[int, Mapping[str, Any]] = {}
         self._readings: list[Reading] = []
         self._refusal: Outcome | None = None
-        self.usable = False
+        self._in_step = False
         try:
             for rank, seat in enumerate(seats):
                 self._start(rank, seat, environment)
         except OSError as error:
             self._refusal = _no_start(seats[0], error)
 
+    def usable(self) -> bool:
+        """Whether these workers live and may run another cell."""
+        for worker in self._workers:
+            worker.look()
+        return self._in_step and not any(w.fault for w in self._workers)
+
     def ready(self, seconds: float, stop: threading.Event) -> Outcome | None:
         """Wait until every rank has its binding; the outcome of a cell if one has not."""
         began = time.monotonic()
         if self._refusal is None:
             self._follow(lambda: len(self._got) == len(self._seats), seconds, stop)
-        self.usable = len(self._got) == len(self._seats)
-        if self.usable or self._refusal:
+        self._in_step = len(self._got) == len(self._seats)
+        if self._in_step or self._refusal:
             return self._refusal
         if stop.is_set():
             return CANCELLED
@@ -140,7 +148,7 @@ class Gang:
             worker.send("go", **go, deadline_seconds=seconds)
         self._follow(lambda: len(self._ends) == len(self._workers), seconds, stop)
         outcome, rank = self._judge(seconds, stop)
-        self.usable = self._in_step()
+        self._in_step = self._ended_alike()
         end = self._ends.get(0, {})
         return replace(
             outcome,
@@ -156,7 +164,7 @@ class Gang:
 
     def finish(self) -> None:
         """Let workers that are sound leave by themselves, then end what is left."""
-        if self.usable:
+        if self.usable():
             for worker in self._workers:
                 worker.send("bye")
             patience = time.monotonic() + _LEAVE_SECONDS
@@ -171,17 +179,16 @@ class Gang:
 
     def end(self) -> None:
         """End what is left of the workers and of all they started."""
-        workers, self._workers, self.usable = self._workers, [], False
+        workers, self._workers, self._in_step = self._workers, [], False
         if workers:
             end_all(workers)
         self._selector.close()
 
-    def _in_step(self) -> bool:
+    def _ended_alike(self) -> bool:
         """Whether every rank ended the cell alike and can go on."""
         ends = self._ends.values()
         return (
             len(ends) == len(self._workers)
-            and not any(w.fault for w in self._workers)
             and not any(e["leaving"] for e in ends)
             and len({e["status"] for e in ends}) == 1
         )
@@ -333,11 +340,7 @@ def _numactl_failed(reason: Reason, log: str) -> Reason:
     """What numactl's own words mean, since it is still numactl that ended."""
     lines = [line for line in log.splitlines() if line.strip()]
     said = next((line for line in lines if "usage:" not in line), reason.text)
-    code = ReasonCode.NO_NUMACTL
-    if "not permitted" in log or "ot supported" in log:
-        code = ReasonCode.MEM_POLICY_DENIED
-    elif "cpu argument" in log:
-        code = ReasonCode.CPU_NOT_ALLOWED
-    elif "node argument" in log:
-        code = ReasonCode.MEM_NOT_ALLOWED
-    return Reason(code, f"numactl could not bind the worker: {said.strip()}")
+    code = next((code for words, code in _NUMACTL_WORDS if re.search(words, log)), None)
+    return Reason(
+        code or ReasonCode.NO_NUMACTL, f"numactl could not bind the worker: {said.strip()}"
+    )

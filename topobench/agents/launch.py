@@ -118,44 +118,47 @@ class Launcher:
         """
         check_batch(cells)
         numbers = attempt if isinstance(attempt, Mapping) else {c.id: attempt for c in cells}
-        return self._run(list(cells), stop, numbers)
+        if not cells:
+            return iter(())
+        return self._run(_Batch(list(cells), self._environment(cells[0]), numbers), stop)
 
     def close(self) -> None:
         """End running workers from another thread; set the run's ``stop`` first."""
         if self._gang is not None:
             self._gang.kill()
 
-    def _run(
-        self, left: list[Cell], stop: threading.Event, numbers: Mapping[str, int]
-    ) -> Iterator[Run]:
-        if not left:
-            return
-        setting = self._environment(left[0])
-        if (reason := environment.conflict(left[0], os.environ)) is not None:
-            refusal = Outcome(Status.SKIPPED, reason)
-            yield from (self._record(c, refusal, setting, numbers) for c in left)
-            return
+    def _run(self, batch: _Batch, stop: threading.Event) -> Iterator[Run]:
+        first = batch.left[0]
+        if (reason := environment.conflict(first, os.environ)) is not None:
+            yield from batch.settle(Outcome(Status.SKIPPED, reason))
         false_starts = 0
-        while left and not stop.is_set():
-            gang = self._gang = Gang(self._seats(left[0]), setting.variables)
+        while batch.left and not stop.is_set():
+            gang = self._gang = Gang(self._seats(first), batch.setting.variables)
             try:
-                refused = gang.ready(self._limits.start_up(left[0]), stop)
-                false_starts = false_starts + 1 if refused else 0
-                if refused:
+                refused = gang.ready(self._limits.start_up(first), stop)
+                if refused is None:
+                    false_starts = 0
+                    yield from self._measure(gang, batch, stop)
+                else:
+                    false_starts += 1
                     gang.finish()
-                    count = len(left) if refused.for_all or false_starts > 1 else 1
-                    for cell in [left.pop(0) for _ in range(count)]:
-                        yield self._record(cell, refused, setting, numbers)
-                while left and gang.usable and not stop.is_set():
-                    cell = left.pop(0)
-                    outcome = gang.measure(self._go(cell), self._limits.of(cell), stop)
-                    if not (left and gang.usable):
-                        gang.finish()
-                    yield self._record(cell, outcome, setting, numbers)
+                    hopeless = refused.for_all or false_starts > 1
+                    yield from batch.settle(refused, None if hopeless else 1)
             finally:
                 gang.end()
-        for cell in left:
-            yield self._record(cell, CANCELLED, setting, numbers)
+        yield from batch.settle(CANCELLED)
+
+    def _measure(self, gang: Gang, batch: _Batch, stop: threading.Event) -> Iterator[Run]:
+        """Run cells for as long as these workers are fit for it."""
+        going = True
+        while going and batch.left and not stop.is_set():
+            cell = batch.left.pop(0)
+            outcome = gang.measure(self._go(cell), self._limits.of(cell), stop)
+            going = bool(batch.left) and gang.usable()
+            if not going:
+                gang.finish()
+            yield batch.record(cell, outcome)
+            going = going and gang.usable()  # it may have taken long to come back
 
     def _environment(self, cell: Cell) -> Environment:
         return environment.build(
@@ -176,53 +179,65 @@ class Launcher:
         }
 
     def _seats(self, cell: Cell) -> list[Seat]:
-        denied = self._host.facts.memory_policy != "ok"
         self._log_dir.mkdir(parents=True, exist_ok=True)
         name = uuid.uuid4().hex[:12]
-        seats = []
-        for rank in range(cell.ranks):
-            binding = rank_binding(cell.arm.binding, rank, cell.ranks, gpus=bool(cell.devices))
-            wrapper = numactl(self._host.facts.numactl, binding, denied=denied)
-            seats.append(
-                Seat(
-                    command=(*wrapper, self._host.facts.interpreter, "-P", "-m", _WORKER),
-                    log=self._log_dir / f"worker-{name}-{rank}.log",
-                    spec={
-                        "rank": rank,
-                        "ranks": cell.ranks,
-                        "devices": list(cell.devices),
-                        "interface": self._interface,
-                        "binding": to_json(binding),
-                        "denied": denied,
-                    },
-                    member=Member(
-                        rank=rank,
-                        host=cell.host,
-                        device=cell.devices[rank] if rank < len(cell.devices) else None,
-                    ),
-                    wrapped=bool(wrapper),
-                )
-            )
-        return seats
+        return [
+            self._seat(cell, rank, self._log_dir / f"worker-{name}-{rank}.log")
+            for rank in range(cell.ranks)
+        ]
 
-    def _record(
-        self, cell: Cell, outcome: Outcome, setting: Environment, numbers: Mapping[str, int]
-    ) -> Run:
+    def _seat(self, cell: Cell, rank: int, log: Path) -> Seat:
+        facts = self._host.facts
+        denied = facts.memory_policy != "ok"
+        binding = rank_binding(cell.arm.binding, rank, cell.ranks, gpus=bool(cell.devices))
+        wrapper = numactl(facts.numactl, binding, denied=denied)
+        device = cell.devices[rank] if rank < len(cell.devices) else None
+        return Seat(
+            command=(*wrapper, facts.interpreter, "-P", "-m", _WORKER),
+            log=log,
+            spec={
+                "rank": rank,
+                "ranks": cell.ranks,
+                "devices": list(cell.devices),
+                "interface": self._interface,
+                "binding": to_json(binding),
+                "denied": denied,
+            },
+            member=Member(rank=rank, host=cell.host, device=device),
+            wrapped=bool(wrapper),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Cells still to run, and what their runs have in common."""
+
+    left: list[Cell]
+    setting: Environment
+    numbers: Mapping[str, int]
+
+    def settle(self, outcome: Outcome, count: int | None = None) -> Iterator[Run]:
+        """Give the next cells, by default all, the same outcome without running them."""
+        for _ in range(len(self.left) if count is None else count):
+            yield self.record(self.left.pop(0), outcome)
+
+    def record(self, cell: Cell, outcome: Outcome) -> Run:
+        """The run of a cell, with secrets masked."""
+        mask, reason = self.setting.mask, outcome.reason
         return Run(
             id=str(uuid.uuid4()),
             cell=cell.id,
             status=outcome.status,
-            reason=outcome.reason
-            and replace(outcome.reason, text=setting.mask(outcome.reason.text)),
+            reason=reason and replace(reason, text=mask(reason.text)),
             started_at=outcome.started_at or utc_now(),
             duration_seconds=outcome.seconds,
-            attempt=numbers[cell.id],
+            attempt=self.numbers[cell.id],
             readings=outcome.readings,
             members=outcome.members,
-            environment={**outcome.environment, "env": dict(setting.stored)},
+            environment={**outcome.environment, "env": dict(self.setting.stored)},
             conditions={**outcome.conditions, **_sharing(cell)},
-            warnings=(*setting.warnings, *map(setting.mask, outcome.warnings)),
-            log_tail=setting.mask(outcome.log_tail),
+            warnings=(*self.setting.warnings, *map(mask, outcome.warnings)),
+            log_tail=mask(outcome.log_tail),
         )
 
 
@@ -276,10 +291,20 @@ def rank_binding(binding: Binding, rank: int, ranks: int, *, gpus: bool) -> Bind
     """
     The binding of one rank of a gang: its own slice of the CPUs, if there are enough.
 
-    Ranks with a GPU each keep the whole set: NCCL narrows it further by itself.
+    Hyper-threads of a core go to one rank where that is possible. Ranks with a GPU each
+    keep the whole set: NCCL narrows it further by itself.
     """
-    cpus = parse_cpu_list(binding.cpus)
+    cpus = sorted(parse_cpu_list(binding.cpus), key=lambda cpu: (_core(cpu), cpu))
     share = len(cpus) // ranks
     if ranks == 1 or gpus or share == 0:
         return binding
     return replace(binding, cpus=format_cpu_list(cpus[rank * share : (rank + 1) * share]))
+
+
+def _core(cpu: int) -> int:
+    """The first CPU of a CPU's core; the CPU itself where the kernel does not say."""
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    try:
+        return parse_cpu_list(path.read_text())[0]
+    except (OSError, IndexError):
+        return cpu

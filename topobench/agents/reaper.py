@@ -170,29 +170,8 @@ def _with_token(tokens: Collection[str]) -> list[Process]:
     parent, or, once that is gone, by the logs they hold open in the driver's Ray folder.
     """
     everyone = list(processes.running())
-    folders = tuple(f"{ray_folder(token)}/" for token in tokens)
-    found = {
-        p.pid: p
-        for p in everyone
-        if processes.marker(p.pid, processes.DRIVER) in tokens or _holds(p.pid, folders)
-    }
-    while more := [p for p in everyone if p.parent in found and p.pid not in found]:
-        found |= {p.pid: p for p in more}
-    found.pop(os.getpid(), None)
-    return list(found.values())
-
-
-def _holds(pid: int, folders: tuple[str, ...]) -> bool:
-    """Whether a process has a file open in one of these folders."""
-    try:
-        handles = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False
-    for handle in handles:
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if os.readlink(handle).startswith(folders):
-                return True
-    return False
+    found = [p for p in everyone if processes.marker(p.pid, processes.DRIVER) in tokens]
+    return [p for p in processes.with_descendants(found, everyone) if p.pid != os.getpid()]
 
 
 def _driver_is_dead(token: str) -> bool:
