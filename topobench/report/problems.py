@@ -110,15 +110,16 @@ def _left_out_row(status: Status, reason: str, cells: Sequence[Cell], hosts: int
 
 
 def _examples(cells: Sequence[Cell], places: Places) -> Iterator[RenderableType]:
-    for cell in cells[:EXAMPLES]:
+    for number, cell in enumerate(cells[:EXAMPLES]):
         yield Prose(_where(cell, places), indent=4)
         for raw in _raw_values(cell):
             yield Prose(f"raw, not to be used: {raw}", indent=6)
+        if number == 0:
+            lines = [line for line in cell["log_tail"].splitlines() if line.strip()]
+            for line in lines[-LOG_LINES:]:
+                yield Prose(f"log: {clean(line)}", indent=6, style="dim")
     if len(cells) > EXAMPLES:
         yield Prose(f"and {len(cells) - EXAMPLES} more", indent=4)
-    tail = [line for line in (cells[0].get("log_tail") or "").splitlines() if line.strip()]
-    for line in tail[-LOG_LINES:] if cells[0]["status"] != Status.PARTIAL else []:
-        yield Prose(f"log: {clean(line)}", indent=6, style="dim")
 
 
 def _where(cell: Cell, places: Places) -> str:
