@@ -187,6 +187,9 @@ def probe(
     console = None if quiet else _stderr()
     with _stdout_kept_clean():
         outcome = commands.probe(wanted, console=console, resume=resume, trigger=trigger.value)
+    if output is Format.TABLE:
+        for warning in outcome.warnings:
+            print(f"topobench: {warning}", file=sys.stderr)
     return _emit("probe", outcome, output.value, silent=quiet and outcome.exit_code == 0)
 
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from topobench.agents.ray_agent import Connection, RayAgent
     from topobench.agents.service import HostRequest
     from topobench.db.readonly import Answer
-    from topobench.db.store import Store
+    from topobench.db.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +65,23 @@ def probe(
         console: Where progress goes (standard error); None for none.
         resume: Id, unique prefix or ``latest``: run again what did not end well there.
     """
-    from topobench.db.store import Store
+    from topobench.db.recorder import Recorder
 
-    with Signals() as signals, Store.open(config.store) as store:
+    warnings: list[str] = []
+    with Signals() as signals, Recorder.open(config.store, warn=warnings.append) as store:
         if resume is None:
             sweep_id, failures = _new_sweep(config, store, signals, console, trigger)
         else:
             sweep_id, failures = _resumed_sweep(config, store, signals, console, resume)
         document = store.sweep_document(sweep_id)
     code = sweep.exit_code(document["counts"], failures)
-    return _sweep_outcome(document, signals.exit_code or code)
+    outcome = _sweep_outcome(document, signals.exit_code or code)
+    return replace(outcome, warnings=(*outcome.warnings, *warnings))
 
 
 def _new_sweep(
     config: ClusterConfig,
-    store: Store,
+    store: Recorder,
     signals: Signals,
     console: Console | None,
     trigger: str,
@@ -111,7 +113,7 @@ def _new_sweep(
 
 def _resumed_sweep(
     config: ClusterConfig,
-    store: Store,
+    store: Recorder,
     signals: Signals,
     console: Console | None,
     resume: str,
@@ -165,7 +167,7 @@ def _requests(config: ClusterConfig, sweep_id: str) -> list[HostRequest]:
     ]
 
 
-def _mark_dead_sweeps(store: Store, hosts: Sequence[Host]) -> None:
+def _mark_dead_sweeps(store: Recorder, hosts: Sequence[Host]) -> None:
     """We hold the locks of these hosts, so a sweep that still says ``running`` is dead."""
     for host in hosts:
         for dead in store.running_sweeps(host.key):
@@ -176,7 +178,7 @@ def _drive(
     sweep_id: str,
     cells: Sequence[Cell],
     agents: Sequence[RayAgent],
-    store: Store,
+    store: Recorder,
     signals: Signals,
     console: Console | None,
     *,
@@ -265,7 +267,7 @@ def query_list() -> Outcome:
         (q.name, q.answers, " ".join(f"{p.name}={p.default}" for p in q.parameters))
         for q in queries.list_queries()
     )
-    data = {"name": None, "params": {}, "columns": columns, "rows": rows}
+    data: dict[str, Any] = {"name": None, "params": {}, "columns": columns, "rows": rows}
     return Outcome(data, lambda: render_query(columns, rows))
 
 
@@ -313,6 +315,31 @@ def db_upgrade(store_url: str) -> Outcome:
         info = store.info()
     data = {"url": info["url"], "schema": info["schema"]}
     return Outcome(data, lambda: render_facts(data))
+
+
+def db_import(store_url: str, folder: Path) -> Outcome:
+    """Bring a spool into the store; runs that are there already change nothing."""
+    from topobench.db.spool import import_spool
+    from topobench.db.store import Store
+    from topobench.report.tables_text import render_facts
+
+    with Store.open(store_url) as store:
+        found = import_spool(store, folder)
+    data = {
+        "files": found.files,
+        "stored": found.stored,
+        "already_stored": found.already,
+        "conflicts": found.conflicts,
+        "problems": list(found.problems),
+        "busy": list(found.busy),
+    }
+    whole = not (found.problems or found.busy)
+    return Outcome(
+        data,
+        lambda: render_facts(data),
+        exit_code=0 if whole else 1,
+        status="ok" if whole else "incomplete",
+    )
 
 
 def _setting(text: str) -> tuple[str, str]:
