@@ -17,7 +17,7 @@ class Server:
 
     def __init__(self, server: Any, folder: Path) -> None:
         self._server = server
-        self._folder = folder
+        self.folder = folder
         self.socket = str(folder)
         with self.admin() as connection:
             connection.execute("CREATE ROLE writer LOGIN")
@@ -43,7 +43,7 @@ class Server:
     def resume(self) -> None:
         """Start the server again."""
         self._control(
-            "start", "-w", "-l", str(self._folder / "log"), "-o", f"-h '' -k {self.socket}"
+            "start", "-w", "-l", str(self.folder / "log"), "-o", f"-h '' -k {self.socket}"
         )
 
     def stop(self) -> None:
@@ -53,7 +53,7 @@ class Server:
 
     def _control(self, *arguments: str) -> None:
         subprocess.run(
-            [self._server.bin_path / "pg_ctl", "-D", str(self._folder), *arguments],
+            [self._server.bin_path / "pg_ctl", "-D", str(self.folder), *arguments],
             check=True,
             capture_output=True,
             timeout=60,

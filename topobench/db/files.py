@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from topobench.errors import NotFound, StoreError
@@ -73,7 +74,7 @@ def network_file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo"))
     best, kind = -1, ""
     for line in lines:
         before, _, after = line.partition(" - ")
-        point = Path(before.split()[4].encode().decode("unicode_escape"))
+        point = Path(re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), before.split()[4]))
         if target.is_relative_to(point) and len(point.parts) >= best:
             best, kind = len(point.parts), after.split()[0]
     return kind if kind in NETWORK_FILE_SYSTEMS else None
