@@ -132,7 +132,7 @@ def probed(direction: str) -> float:
 
 
 def nvbandwidth(program: str, direction: str) -> float:
-    """nvbandwidth's figure of GPU 0, in bytes per second."""
+    """What nvbandwidth gives for GPU 0, in bytes per second."""
     case = NVBANDWIDTH[direction]
     done = subprocess.run([program, "-t", case, "-j"], capture_output=True, text=True, check=True)
     document = json.loads(done.stdout[done.stdout.index("{") :])
