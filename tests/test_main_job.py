@@ -51,8 +51,9 @@ def test_a_host_without_gpus_measures_memory_and_all_reduce(
         assert values["busbw_bytes_per_second"] == pytest.approx(
             factor * values["algbw_bytes_per_second"], rel=1e-6
         )
+        # A median of an even number of samples lies between two: not the same for t and 1 / t.
         assert values["algbw_bytes_per_second"] == pytest.approx(
-            cell["params"]["bytes"] / values["latency_seconds"], rel=1e-6
+            cell["params"]["bytes"] / values["latency_seconds"], rel=0.02
         )
         assert [m["rank"] for m in cell["members"]] == list(range(ranks))
 
