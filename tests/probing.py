@@ -73,12 +73,12 @@ class RankResult:
 
     Args:
         outcomes: For each case its readings as JSON, or the error as (class, code, text).
+        listener: What the rank told its worker.
         exit_code: Of the process.
     """
 
     outcomes: list[Any]
-    notes: dict[str, Any]
-    published: list[str]
+    listener: Listener
     exit_code: int | None
 
 
@@ -107,12 +107,12 @@ def run_gang(
     ]
     for worker in workers:
         worker.start()
-    found: dict[int, tuple[list[Any], dict[str, Any], list[str]]] = {}
+    found: dict[int, tuple[list[Any], Listener]] = {}
     expected = ranks - (fault == "dies")
     try:
         while len(found) < expected:
-            rank, *rest = results.get(timeout=GANG_SECONDS)
-            found[rank] = tuple(rest)
+            rank, outcomes, told = results.get(timeout=GANG_SECONDS)
+            found[rank] = outcomes, Listener(*told)
         for worker in workers:
             worker.join(GANG_SECONDS)
     except queue.Empty:
@@ -120,8 +120,7 @@ def run_gang(
     finally:
         for worker in workers:
             worker.kill()
-    empty: tuple[list[Any], dict[str, Any], list[str]] = ([], {}, [])
-    return [RankResult(*found.get(r, empty), workers[r].exitcode) for r in range(ranks)]
+    return [RankResult(*found.get(r, ([], Listener())), workers[r].exitcode) for r in range(ranks)]
 
 
 def _rank(
@@ -158,7 +157,8 @@ def _rank(
             outcomes.append(to_json(measure(probe, context)))
         except ProbeError as error:
             outcomes.append((type(error).__name__, error.code, error.text))
-    results.put((rank, outcomes, listener.notes, listener.published))
+    told = (listener.notes, listener.warnings, listener.buffers, listener.published)
+    results.put((rank, outcomes, told))
 
 
 def _break(fault: str) -> None:

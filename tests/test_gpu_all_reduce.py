@@ -22,7 +22,7 @@ def test_one_gpu_all_reduces_with_itself() -> None:
     ((reading,),) = result.outcomes
     assert reading["metric"] == "latency_seconds"
     assert 0 < reading["summary"]["median"] < 1e-3
-    assert result.notes["backend"] == "nccl"
+    assert result.listener.notes["backend"] == "nccl"
 
 
 @pytest.mark.multi_gpu

@@ -31,6 +31,8 @@ def test_ranks_measure_together_and_rank_0_reports(ranks: int) -> None:
     results = run_gang(ranks, cases)
     assert [r.exit_code for r in results] == [0] * ranks
     assert all(r.outcomes == [[], [], []] for r in results[1:])
+    pools = [2562 * 8, 2562 * 8 * KIB, 64 * MIB]
+    assert all([size for _, size in r.listener.buffers] == pools for r in results)
     for case, readings in zip(cases, results[0].outcomes, strict=True):
         found = by_metric(readings)
         assert set(found) == {
@@ -54,7 +56,7 @@ def test_ranks_measure_together_and_rank_0_reports(ranks: int) -> None:
 def test_every_rank_has_its_own_median_and_none_exceeds_the_slowest() -> None:
     """And a gang of one host meets on loopback, which no other host can reach."""
     result = run_gang(2, [{"bytes": MIB}])[0]
-    host, _, port = result.published[0].rpartition(":")
+    host, _, port = result.listener.published[0].rpartition(":")
     assert ipaddress.ip_address(host).is_loopback
     assert int(port) > 0
     readings = result.outcomes[0]
@@ -73,7 +75,7 @@ def test_other_dtypes_sum_exactly() -> None:
     assert [set(by_metric(r)) for r in result.outcomes] == [
         {m.name for m in AllReduce.metrics}
     ] * len(dtypes)
-    assert result.notes["backend"] == "gloo"
+    assert result.listener.notes["backend"] == "gloo"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +185,7 @@ def test_a_named_interface_is_used() -> None:
     if named is None:
         pytest.skip("this host has no interface with an IPv4 address beside loopback")
     results = run_gang(2, [{"bytes": 8}], interface=named)
-    assert results[0].published[0].startswith(collective.local_address(named) + ":")
+    assert results[0].listener.published[0].startswith(collective.local_address(named) + ":")
     assert by_metric(results[0].outcomes[0])
 
 

@@ -334,7 +334,8 @@ class Reading:
     A metric measured in a run.
 
     Args:
-        samples: In measured order, base unit; empty if only a summary exists.
+        samples: In measured order, base unit, the warm-ups first (``summary.warmups`` of
+            them, not summarised); empty if only a summary exists.
         point: Coordinates inside the run (``{"rank": 3}``); never the sweep's own.
     """
 

@@ -80,6 +80,8 @@ class AllReduce:
         with collective.errors_named():
             group.require_memory(pool_bytes(self.bytes), free_bytes(group))
             data = Buffers(group, self)
+            if group.backend == "gloo":
+                context.buffer_ready(*data.host_memory())
             data.verify(0)
             rounds = collective.Rounds(
                 group, data, single=self._single(group), round_max=data.safe_operations()
@@ -185,6 +187,11 @@ class Buffers:
         self._buffers = self._flat.split(self._elements)
         self._own = tile(group.rank, group.ranks, probe.dtype, 0).to(group.device)
         self._next = 0
+        _spread(self._own, self._flat)  # first touch, untimed
+
+    def host_memory(self) -> tuple[int, int]:
+        """Address and bytes of the pool."""
+        return self._flat.data_ptr(), self._flat.nbytes
 
     def safe_operations(self) -> int:
         """Operations after which no value has overflowed: each multiplies by the ranks."""

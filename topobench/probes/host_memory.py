@@ -34,6 +34,8 @@ SMALLEST_BYTES = 256 * MIB
 BUDGET_SECONDS = 1.0
 STREAMS = {"copy": 2, "triad": 3}
 """Arrays that an operation moves, each counted once, as STREAM counts."""
+IMPORT_SECONDS = {"triad": 2.0, "latency": 1.0}
+"""Loading torch, or numba with its compiling."""
 SCALAR = 3.0
 LARGEST = 2.0**50
 """Sources hold whole numbers below this: every sum is exact, fused or not."""
@@ -91,8 +93,9 @@ class HostMemory:
             yield _bandwidth(self.op, size, context, budget)
 
     def estimated_seconds(self) -> float:
-        """Filling and checking the arrays, a second for each 256 MiB, beside the samples."""
-        return BUDGET_SECONDS + 0.3 + (self.bytes or SMALLEST_BYTES) / SMALLEST_BYTES
+        """Filling and checking arrays, a second for each 256 MiB, and imports, beside the samples."""
+        arrays = (self.bytes or SMALLEST_BYTES) / SMALLEST_BYTES
+        return BUDGET_SECONDS + 0.3 + arrays + IMPORT_SECONDS.get(self.op, 0.0)
 
 
 def array_bytes(wanted: int | None, *, threads: int, arrays: int) -> int:
