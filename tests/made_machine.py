@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,10 +80,24 @@ def add_pci(
     return root / folder
 
 
+def configuration(port_type: int, acs_control: int | None) -> bytes:
+    """A PCIe port's configuration space, with the ACS capability behind another one."""
+    space = bytearray(4096)
+    struct.pack_into("<H", space, 0x06, 0x10)
+    space[0x34] = 0x40
+    struct.pack_into("<BBH", space, 0x40, 0x01, 0x60, 0)  # power management, then
+    struct.pack_into("<BBH", space, 0x60, 0x10, 0x00, port_type << 4 | 2)
+    following = 0x148 if acs_control is not None else 0
+    struct.pack_into("<I", space, 0x100, following << 20 | 1 << 16 | 0x0001)
+    if acs_control is not None:
+        struct.pack_into("<IHH", space, 0x148, 1 << 16 | 0x000D, 0x005F, acs_control)
+    return bytes(space)
+
+
 @dataclass
 class Eight:
     """
-    A host of two NUMA nodes with 256 CPUs, 8 GPUs, 8 NICs and 8 NVMe disks.
+    A host of two NUMA nodes with 8 GPUs, 8 NICs and 8 NVMe disks.
 
     Four switches; each hangs off a host bridge of its own and holds two of each.
 
@@ -90,10 +105,12 @@ class Eight:
         bus: Bus number of a switch's host bridge, by the switch's position.
         order: Which of a switch's downstream ports a device takes, by its position.
         gpu_link: Link of each GPU's function, by the GPU's position.
+        cpus: CPUs of each NUMA node.
         nic_node: NUMA node of each NIC, by its position; None is its switch's.
     """
 
     root: Path
+    cpus: int = 128
     bus: Callable[[int], int] = lambda switch: 0x10 + 0x20 * switch
     order: Callable[[int], int] = lambda position: position
     gpu_link: dict[int, tuple[str, str, str, str]] = field(default_factory=dict)
@@ -102,7 +119,7 @@ class Eight:
 
     def make(self) -> Eight:
         """Write the tree."""
-        add_cpus(self.root, [range(128), range(128, 256)])
+        add_cpus(self.root, [range(self.cpus), range(self.cpus, 2 * self.cpus)])
         for switch in range(4):
             self._switch(switch)
         return self

@@ -6,8 +6,17 @@ import struct
 from pathlib import Path
 
 import pytest
-from made_machine import BRIDGE, GPU, NIC, add_cpus, add_pci, link_class, write
 
+from made_machine import (
+    BRIDGE,
+    GPU,
+    NIC,
+    add_cpus,
+    add_pci,
+    configuration,
+    link_class,
+    write,
+)
 from topobench.agents.discover import discover, normalise_address
 from topobench.agents.discover.pci import link_bytes_per_second, parse_speed, parse_width
 from topobench.topology import Known, PciDevice, Topology
@@ -132,20 +141,6 @@ def test_roles_by_depth_without_configuration_space(root: Path) -> None:
         "0000:02:00.0": ("downstream", "0000:01:00.0"),
         "0000:03:00.0": ("endpoint", "0000:02:00.0"),
     }
-
-
-def configuration(port_type: int, acs_control: int | None) -> bytes:
-    """A PCIe port's configuration space, with the ACS capability behind another one."""
-    space = bytearray(4096)
-    struct.pack_into("<H", space, 0x06, 0x10)
-    space[0x34] = 0x40
-    struct.pack_into("<BBH", space, 0x40, 0x01, 0x60, 0)  # power management, then
-    struct.pack_into("<BBH", space, 0x60, 0x10, 0x00, port_type << 4 | 2)
-    following = 0x148 if acs_control is not None else 0
-    struct.pack_into("<I", space, 0x100, following << 20 | 1 << 16 | 0x0001)
-    if acs_control is not None:
-        struct.pack_into("<IHH", space, 0x148, 1 << 16 | 0x000D, 0x005F, acs_control)
-    return bytes(space)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from topobench.agents.discover.tree import Tree
 from topobench.errors import RefusedError
 
 RUN_DIR = "TOPOBENCH_RUN_DIR"
@@ -169,25 +170,26 @@ def _usable(folder: Path, mode: int) -> bool:
     )
 
 
-def is_private_mount(run_dir: str | os.PathLike[str]) -> bool | None:
+def is_private_mount(run_dir: str | os.PathLike[str], *, root: str = "/") -> bool | None:
     """
-    Whether the run folder seems to be the container's own, so that it locks nobody out.
+    Whether the run folder seems to be this container's own, so that it locks nobody out.
 
-    None if that cannot be told. Outside a container nothing is private.
+    A hint: it is private if it lies on the container's root or on a fresh tmpfs. None if
+    that cannot be told. Outside a container nothing is private.
+
+    Args:
+        root: Where /proc and the marks of a container are read.
     """
-    if not os.path.exists("/.dockerenv") and not os.path.exists("/run/.containerenv"):
+    tree = Tree.open(root)
+    if not tree.exists(".dockerenv") and not tree.exists("run/.containerenv"):
         return False
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
+    mounts = (line.split() for line in (tree.text("proc/self/mountinfo") or "").splitlines())
+    above = [m for m in mounts if len(m) > 4 and "-" in m and _is_below(str(run_dir), m[4])]
+    if not above:
         return None
-    folder = os.path.realpath(run_dir)
-    inside = [f for line in lines if (f := line.split()) and _is_below(folder, f[4])]
-    if not inside:
-        return None
-    mount = max(inside, key=lambda fields: len(fields[4]))
+    mount = max(above, key=lambda fields: len(fields[4]))
     kind = mount[mount.index("-") + 1]
-    return mount[4] == "/" or (kind in ("tmpfs", "overlay") and mount[3] == "/")
+    return mount[4] == "/" or (kind == "tmpfs" and mount[3] == "/")
 
 
 def _is_below(path: str, folder: str) -> bool:

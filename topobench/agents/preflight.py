@@ -116,8 +116,13 @@ def conditions() -> dict[str, Any]:
         "steal_seconds": steal_seconds(tree),
         "throttled_count": limits.throttled_count,
         "throttled_seconds": limits.throttled_seconds,
-        "gpu_processes": running and {uuid: list(_foreign(pids)) for uuid, pids in running.items()},
+        "gpu_processes": None if running is None else {u: foreign(p) for u, p in running.items()},
     }
+
+
+def foreign(pids: Iterable[int]) -> list[int]:
+    """Those that no worker of ours started; a pid of another container counts as foreign."""
+    return [p for p in pids if processes.marker(p, processes.WORKER) is None]
 
 
 def available_memory(tree: Tree) -> int | None:
@@ -133,10 +138,6 @@ def steal_seconds(tree: Tree) -> float | None:
     match = re.match(r"cpu +(.*)", tree.text("proc/stat") or "")
     fields = match[1].split() if match else []
     return int(fields[7]) / os.sysconf("SC_CLK_TCK") if len(fields) > 7 else None
-
-
-def _foreign(pids: Iterable[int]) -> tuple[int, ...]:
-    return tuple(p for p in pids if processes.marker(p, processes.WORKER) is None)
 
 
 def _versions(packages: Iterable[str]) -> dict[str, str]:

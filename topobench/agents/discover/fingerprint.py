@@ -109,9 +109,11 @@ def _health(topology: Topology) -> Any:
     nics = collections.defaultdict(list)
     for nic in topology.nics:
         nics[nic.pci_address].append([nic.state, _mb(nic.rate_bytes_per_second)])
+    shown = _shown(topology)
+    quiet = {*gpus, *(shown[a].parent for a in gpus if a in shown)}
     now = {
-        address: [_link_now(device, address in gpus), _gpu_now(gpus.get(address)), nics[address]]
-        for address, device in _shown(topology).items()
+        address: [_link_now(device, address in quiet), _gpu_now(gpus.get(address)), nics[address]]
+        for address, device in shown.items()
     }
     graph = _graph(topology, now)
     for gpu in gpus.values():
@@ -186,12 +188,13 @@ def _gpus_by_model(topology: Topology) -> dict[str, Any]:
     return {g.pci_address or "": best[ids[g.pci_address or ""]] for g in whole}
 
 
-def _link_now(device: PciDevice, is_gpu: bool) -> Any:
+def _link_now(device: PciDevice, may_idle: bool) -> Any:
+    """Width and speed; a link that slowed down since its GPU is idle counts as healthy."""
     link = device.link
     if link is None:
         return None
-    idle = is_gpu and link.speed_gts == _IDLE_GTS
-    return [link.width, "idle" if idle else link.speed_gts]
+    idle = may_idle and link.speed_gts == _IDLE_GTS
+    return [link.width, link.max_speed_gts if idle else link.speed_gts]
 
 
 def _gpu_now(gpu: Gpu | None) -> Any:
