@@ -203,7 +203,7 @@ def _for_cpu(host: GpuHost, *, machine: str, indexed: bool) -> Choice:
     small = indexed or machine != "x86_64"
     why = "no NVIDIA GPU here"
     if host.models:
-        why = f"the driver lists {len(host.models)} GPUs, but this container has no /dev/nvidia0"
+        why = "the driver lists GPUs, but this container has no /dev/nvidia0"
     size = "about 0.2 GB" if small else "0.2 GB as a CPU build; 2.7 GB if the index has only CUDA"
     return Choice(f"torch=={DEFAULT_TORCH}", "cpu", size, why)
 

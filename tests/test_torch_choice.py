@@ -73,7 +73,7 @@ def test_container_without_device_files_has_no_gpus(tmp_path: Path) -> None:
     host = read_host(tree)
     assert not host.has_gpus
     why = choose(host, machine="x86_64", python=(3, 12), indexed=False).why
-    assert why == "the driver lists 1 GPUs, but this container has no /dev/nvidia0"
+    assert why == "the driver lists GPUs, but this container has no /dev/nvidia0"
 
 
 def test_driver_without_gpus_needs_no_cuda(tmp_path: Path) -> None:
