@@ -170,8 +170,26 @@ def _with_token(tokens: Collection[str]) -> list[Process]:
     parent, or, once that is gone, by the logs they hold open in the driver's Ray folder.
     """
     everyone = list(processes.running())
-    found = [p for p in everyone if processes.marker(p.pid, processes.DRIVER) in tokens]
+    folders = tuple(f"{ray_folder(token)}/" for token in tokens)
+    found = [
+        p
+        for p in everyone
+        if processes.marker(p.pid, processes.DRIVER) in tokens or _holds(p.pid, folders)
+    ]
     return [p for p in processes.with_descendants(found, everyone) if p.pid != os.getpid()]
+
+
+def _holds(pid: int, folders: tuple[str, ...]) -> bool:
+    """Whether a process has a file open in one of these folders."""
+    try:
+        handles = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+    for handle in handles:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(handle).startswith(folders):
+                return True
+    return False
 
 
 def _driver_is_dead(token: str) -> bool:
