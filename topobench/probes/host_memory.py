@@ -93,7 +93,7 @@ class HostMemory:
             yield _bandwidth(self.op, size, context, budget)
 
     def estimated_seconds(self) -> float:
-        """Filling and checking arrays, a second for each 256 MiB, and imports, beside the samples."""
+        """Samples, imports, and a second for each 256 MiB to fill and check the arrays."""
         arrays = (self.bytes or SMALLEST_BYTES) / SMALLEST_BYTES
         return BUDGET_SECONDS + 0.3 + arrays + IMPORT_SECONDS.get(self.op, 0.0)
 
