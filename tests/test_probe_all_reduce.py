@@ -161,6 +161,30 @@ def test_patterns_fill_buffers_and_differences_are_counted(length: int) -> None:
     assert all_reduce._differing(pattern, buffer) == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "code", "shown"),
+    [
+        (
+            "[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4988. "
+            "This is typically caused by a remote worker crashing.",
+            "rank_lost",
+            "Connection closed by peer [127.0.0.1]:4988",
+        ),
+        ("wait timeout after 60000ms, keys: /default_pg/0//1//0", "rank_lost", "wait timeout"),
+        ("NCCL error: remote process exited or there was a network error", "rank_lost", "NCCL"),
+        ("NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO)", "cuda_error", "NCCL"),
+        ("CUDA error: an illegal memory access was encountered", "cuda_error", "CUDA error"),
+        ("[enforce fail at alloc_cpu.cpp:1] can't allocate memory: 9 bytes", "oom", "[enforce"),
+    ],
+)
+def test_errors_of_torch_get_our_names(text: str, code: str, shown: str) -> None:
+    with pytest.raises(ProbeError) as found, collective.errors_named():
+        raise RuntimeError(text)
+    assert found.value.code == code
+    assert found.value.text.startswith(shown)
+    assert "typically" not in found.value.text
+
+
 def test_nccl_without_a_gpu_is_unavailable() -> None:
     with pytest.raises(ProbeUnavailable, match="no_gpu"):
         measure(AllReduce(bytes=8, backend="nccl"), Listener().context(ranks=2))

@@ -43,6 +43,8 @@ LEAD = 2
 ROUND_SAMPLES = 10
 """Samples between two decisions of rank 0."""
 _STOP, _GIVE_UP = 0, -1
+# NCCL names a lost peer a remote error; every other error of NCCL is of this device.
+_DEVICE_WORDS = re.compile(r"cuda error|nccl error(?!.*remote)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ def errors_named() -> Iterator[None]:
         cause = error.__cause__
         if isinstance(cause, RuntimeError) and _joined:
             _joined.broken = error.text
-        if error.code == ReasonCode.CUDA_ERROR and "CUDA error" not in error.text:
+        if error.code == ReasonCode.CUDA_ERROR and not _DEVICE_WORDS.search(error.text):
             raise ProbeError(ReasonCode.RANK_LOST, _plain(error.text)) from cause
         raise
 
