@@ -201,6 +201,18 @@ def test_every_process_of_ours_carries_the_sweep_and_no_stranger_is_touched(lab:
         stranger.kill()
 
 
+def test_a_session_whose_number_was_used_again_is_not_ours() -> None:
+    """The worker is long reaped; a stranger got its pid and leads a session."""
+    with subprocess.Popen(["sleep", "30"], start_new_session=True) as stranger:
+        found = processes.find(stranger.pid)
+        assert found is not None
+        ours = processes.Family(stranger.pid, "token", found.start)
+        reused = processes.Family(stranger.pid, "token", found.start - 1)
+        assert processes.members([ours]) == [found]
+        assert processes.members([reused]) == []
+        stranger.kill()
+
+
 def test_a_pid_that_was_used_again_is_never_signalled() -> None:
     with subprocess.Popen(["sleep", "30"]) as child:
         found = processes.find(child.pid)

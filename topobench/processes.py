@@ -100,9 +100,17 @@ class Family:
     token: str
     since: int = 0
 
-    def owns(self, process: Process) -> bool:
-        """Whether that process belongs to this family."""
-        if self.leader in (process.pid, process.session):
+    def owns(self, process: Process, leader_start: int | None) -> bool:
+        """
+        Whether that process belongs to this family.
+
+        Args:
+            leader_start: Start time of whoever has the leader's pid now. Another time than
+                ours means that the pid went to a stranger, and so did the session.
+        """
+        if process.pid == self.leader:
+            return process.start == self.since
+        if process.session == self.leader and leader_start in (None, self.since):
             return True
         return process.start >= self.since and marker(process.pid, WORKER) == self.token
 
@@ -110,7 +118,8 @@ class Family:
 def members(families: Sequence[Family]) -> list[Process]:
     """Every live process of these families and their descendants, but for the caller."""
     everyone = list(running())
-    found = [p for p in everyone if any(f.owns(p) for f in families)]
+    starts = {p.pid: p.start for p in everyone}
+    found = [p for p in everyone if any(f.owns(p, starts.get(f.leader)) for f in families)]
     return [p for p in with_descendants(found, everyone) if p.pid != os.getpid()]
 
 

@@ -8,7 +8,6 @@ would only wait.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import selectors
@@ -22,6 +21,7 @@ from typing import Any
 
 from topobench import processes
 from topobench.agents.worker_process import KILL_GRACE_SECONDS, WorkerProcess, end_all
+from topobench.processes import Process
 from topobench.reading import MEASURED, Member, Reading, Reason, ReasonCode, Status
 
 _TICK_SECONDS = 0.1
@@ -98,6 +98,7 @@ class Gang:
         self._ends: dict[int, Mapping[str, Any]] = {}
         self._readings: list[Reading] = []
         self._refusal: Outcome | None = None
+        self._cell: str | None = None
         self._in_step = False
         try:
             for rank, seat in enumerate(seats):
@@ -134,7 +135,7 @@ class Gang:
             reason,
             seconds=time.monotonic() - began,
             members=self._members(),
-            log_tail=self._log_tail(worker.rank),
+            log_tail=worker.log_tail(),
             for_all=unbound,
         )
 
@@ -142,6 +143,7 @@ class Gang:
         """Have every rank run one cell; always gives its outcome, in time."""
         self._ends.clear()
         self._readings.clear()
+        self._cell = go["cell"]
         started_at, began = utc_now(), time.monotonic()
         for worker in self._workers:
             worker.begin()
@@ -159,38 +161,47 @@ class Gang:
             environment=end.get("environment", {}),
             conditions=self._conditions(),
             warnings=self._warnings(),
-            log_tail=self._log_tail(rank),
+            log_tail=self._workers[rank].log_tail(),
         )
 
-    def finish(self) -> None:
-        """Let workers that are sound leave by themselves, then end what is left."""
+    def finish(self) -> tuple[str, ...]:
+        """
+        Let workers that are sound leave by themselves, then end what is left.
+
+        Returns:
+            A warning if something could not be ended.
+        """
         if self.usable():
             for worker in self._workers:
                 worker.send("bye")
             patience = time.monotonic() + _LEAVE_SECONDS
             for worker in self._workers:
                 worker.wait(max(0.0, patience - time.monotonic()))
-        self.end()
+        if left := self.end():
+            pids = ", ".join(str(p.pid) for p in left)
+            return (f"left_behind: these processes hang in the kernel and cannot be ended: {pids}",)
+        return ()
 
     def kill(self) -> None:
         """End the processes and touch nothing else: for a thread other than the owner's."""
         families = [w.family for w in self._workers]
         processes.end(lambda: processes.members(families), grace_seconds=KILL_GRACE_SECONDS)
 
-    def end(self) -> None:
-        """End what is left of the workers and of all they started."""
+    def end(self) -> list[Process]:
+        """End what is left of the workers and all they started; those that cannot be ended."""
         workers, self._workers, self._in_step = self._workers, [], False
-        if workers:
-            end_all(workers)
+        left = end_all(workers) if workers else []
         self._selector.close()
+        return left
 
     def _ended_alike(self) -> bool:
-        """Whether every rank ended the cell alike and can go on."""
+        """Whether every rank ended the cell alike and can go on; a failed gang cannot."""
         ends = self._ends.values()
+        statuses = {e["status"] for e in ends}
         return (
             len(ends) == len(self._workers)
             and not any(e["leaving"] for e in ends)
-            and len({e["status"] for e in ends}) == 1
+            and (len(ends) == 1 or (len(statuses) == 1 and Status.FAILED not in statuses))
         )
 
     def _start(self, rank: int, seat: Seat, environment: Mapping[str, str]) -> None:
@@ -237,6 +248,10 @@ class Gang:
             self._refusal = Outcome(
                 Status.SKIPPED, Reason.from_text(message["reason"]), for_all=True
             )
+        elif kind == "bye":
+            return
+        elif message["cell"] != self._cell:
+            raise ValueError("it is about another cell")
         elif kind == "publish":
             self._relay(message["cell"], message["address"])
         elif kind == "reading":
@@ -245,7 +260,7 @@ class Gang:
             Status(message["status"])
             Member(rank=worker.rank, host="", **message["member"])
             self._ends[worker.rank] = message
-        elif kind != "bye":
+        else:
             raise ValueError("unknown type")
 
     def _relay(self, cell: str, address: str) -> None:
@@ -313,11 +328,6 @@ class Gang:
                 for text in message["warnings"]:
                     found[f"rank {rank}: {text}" if rank else text] = None
         return tuple(found)
-
-    def _log_tail(self, rank: int) -> str:
-        with contextlib.suppress(OSError):
-            return self._workers[rank].log_tail()
-        return ""
 
 
 def _is_echo(reason: str | None) -> bool:

@@ -114,7 +114,7 @@ class Launcher:
             the workers.
 
         Raises:
-            AgentError: The cells do not belong together.
+            AgentError: The cells do not belong together, or logs cannot be written.
         """
         check_batch(cells)
         numbers = attempt if isinstance(attempt, Mapping) else {c.id: attempt for c in cells}
@@ -156,7 +156,7 @@ class Launcher:
             outcome = gang.measure(self._go(cell), self._limits.of(cell), stop)
             going = bool(batch.left) and gang.usable()
             if not going:
-                gang.finish()
+                outcome = replace(outcome, warnings=(*outcome.warnings, *gang.finish()))
             yield batch.record(cell, outcome)
             going = going and gang.usable()  # it may have taken long to come back
 
@@ -179,7 +179,10 @@ class Launcher:
         }
 
     def _seats(self, cell: Cell) -> list[Seat]:
-        self._log_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AgentError(f"no folder for worker logs: {error}") from error
         name = uuid.uuid4().hex[:12]
         return [
             self._seat(cell, rank, self._log_dir / f"worker-{name}-{rank}.log")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from topobench import processes
-from topobench.processes import Family
+from topobench.processes import Family, Process
 from topobench.reading import Reason, ReasonCode
 
 RESULT_LIMIT_BYTES = 64 << 20
@@ -56,7 +56,7 @@ class WorkerProcess:
         self._log = log
         self._log_start = 0
         self._selector: selectors.BaseSelector | None = None
-        self._rest = b""
+        self._parts: list[bytes] = []  # of a line whose end has not come
         self._taken = 0
         self._closed_at: float | None = None
         self._kills_before = _oom_kills()
@@ -111,16 +111,18 @@ class WorkerProcess:
         if self._taken > RESULT_LIMIT_BYTES:
             self.reject(ReasonCode.PARSE, f"it sent more than {RESULT_LIMIT_BYTES >> 20} MiB")
             return False
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, rest = data.split(b"\n")
         for line in lines:
-            self._take(line)
+            self._take(b"".join([*self._parts, line]))
+            self._parts.clear()
+        self._parts.append(rest)
         return True
 
     def look(self) -> None:
         """Find out whether it died, closed its pipe, or floods its log."""
         if self.fault is not None:
             return
-        if self._log.stat().st_size - self._log_start > LOG_LIMIT_BYTES:
+        if self._log_size() - self._log_start > LOG_LIMIT_BYTES:
             self.reject(
                 ReasonCode.CRASHED, f"it wrote more than {LOG_LIMIT_BYTES >> 20} MiB of log"
             )
@@ -132,18 +134,23 @@ class WorkerProcess:
         elif self._closed_at and time.monotonic() > self._closed_at + _CLOSED_PIPE_SECONDS:
             self.reject(ReasonCode.CRASHED, "it closed its result pipe but lives on")
 
+    def reject(self, code: ReasonCode, text: str) -> None:
+        """Want no more of this worker; the first cause counts."""
+        self.fault = self.fault or Reason(code, f"the worker was ended: {text}")
+
     def begin(self) -> None:
         """Start counting for the next cell: its log tail, its limits."""
         self._taken = 0
-        self._log_start = self._log.stat().st_size
+        self._log_start = self._log_size()
 
     def log_tail(self) -> str:
-        """The last lines since :meth:`begin`."""
-        with self._log.open("rb") as file:
+        """The last lines since :meth:`begin`; empty if somebody removed the log."""
+        with contextlib.suppress(OSError), self._log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(self._log_start, size - _TAIL_BYTES))
             text = file.read(_TAIL_BYTES).decode(errors="replace").replace("\0", "")
-        return "\n".join(text.splitlines()[-_TAIL_LINES:])
+            return "\n".join(text.splitlines()[-_TAIL_LINES:])
+        return ""
 
     def release(self) -> None:
         """Close the pipes and drop an empty log; the family must be gone."""
@@ -152,8 +159,8 @@ class WorkerProcess:
             self._process.stdin.close()
         self._close_pipe()
         self.wait(1.0)
-        if self._log.stat().st_size == 0:
-            self._log.unlink()
+        if self._log_size() == 0:
+            self._log.unlink(missing_ok=True)
 
     def wait(self, seconds: float) -> bool:
         """Whether the worker itself ended within that time."""
@@ -162,6 +169,12 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+    def _log_size(self) -> int:
+        try:
+            return self._log.stat().st_size
+        except OSError:
+            return 0
 
     def _close_pipe(self) -> None:
         if self._pipe is not None:
@@ -180,10 +193,6 @@ class WorkerProcess:
             return
         self.messages.append(message)
 
-    def reject(self, code: ReasonCode, text: str) -> None:
-        """Want no more of this worker; the first cause counts."""
-        self.fault = self.fault or Reason(code, f"the worker was ended: {text}")
-
     def _cause(self, code: int) -> Reason:
         if code == -signal.SIGKILL and _oom_kills() > self._kills_before:
             text = "the worker was killed while the kernel's out-of-memory killer was at work"
@@ -195,12 +204,18 @@ class WorkerProcess:
         return Reason(ReasonCode.CRASHED, f"{text}: {last}" if last else text)
 
 
-def end_all(workers: Sequence[WorkerProcess], *, grace_seconds: float = KILL_GRACE_SECONDS) -> None:
-    """End workers and everything they started: TERM, a grace, KILL until none is left."""
+def end_all(workers: Sequence[WorkerProcess]) -> list[Process]:
+    """
+    End workers and everything they started: TERM, a grace, KILL until none is left.
+
+    Returns:
+        Those that even KILL does not end, because they hang inside the kernel.
+    """
     families = [w.family for w in workers]
-    processes.end(lambda: processes.members(families), grace_seconds=KILL_GRACE_SECONDS)
+    left = processes.end(lambda: processes.members(families), grace_seconds=KILL_GRACE_SECONDS)
     for worker in workers:
         worker.release()
+    return left
 
 
 def signal_name(number: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import traceback
 from collections import Counter
@@ -26,8 +27,12 @@ _ENOUGH_LOCALITY = 0.95  # a few pages of a buffer may be shared with earlier al
 _ONE_NODE = 0.99
 _REASON_LENGTH = 300
 
-_FATAL = frozenset({ReasonCode.CUDA_ERROR, ReasonCode.OOM, ReasonCode.WRONG_BINDING})
-_CUDA_WORDS = ("CUDA error", "CUDA driver error", "CUBLAS_STATUS", "CUDNN_STATUS", "CUSOLVER_")
+_FATAL = frozenset(
+    {ReasonCode.CUDA_ERROR, ReasonCode.OOM, ReasonCode.RANK_LOST, ReasonCode.WRONG_BINDING}
+)
+_CUDA_WORDS = re.compile(
+    r"cuda (driver )?error|cublas_status|cudnn_status|cusolver_status|nccl error", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,6 @@ def _code(error: Exception) -> ReasonCode:
     name, text = type(error).__name__, str(error)
     if isinstance(error, MemoryError) or name == "OutOfMemoryError" or "out of memory" in text:
         return ReasonCode.OOM
-    if name == "AcceleratorError" or any(words in text for words in _CUDA_WORDS):
+    if name == "AcceleratorError" or _CUDA_WORDS.search(text):
         return ReasonCode.CUDA_ERROR
     return ReasonCode.INTERNAL
