@@ -29,7 +29,7 @@ class Server:
     def new_database(self, name: str) -> str:
         """Make a database; returns its URL for the role ``writer``."""
         with self.admin() as connection:
-            connection.execute(f"CREATE DATABASE {name} OWNER writer")  # type: ignore[call-overload]
+            connection.execute(f"CREATE DATABASE {name} OWNER writer")
         return self.url(name)
 
     def url(self, database: str, user: str = "writer") -> str:

@@ -204,7 +204,7 @@ def run(
 def begin(store: Any, *cells: Cell, hosts: Sequence[Host] = (), day: int = 2, **more: Any) -> str:
     """Begin a sweep of these cells on these hosts (default: one host, k1); returns its UUID."""
     sweep = new_id()
-    start = {
+    start: dict[str, Any] = {
         "cluster": "lab",
         "profile": "quick",
         "trigger": "manual",

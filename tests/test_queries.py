@@ -17,7 +17,7 @@ from topobench.db.queries import Query, bind, list_queries, load, parse, run_que
 from topobench.db.readonly import plain
 from topobench.db.store import Store
 from topobench.errors import UsageError
-from topobench.reading import Reason, ReasonCode, Status
+from topobench.reading import Binding, Reason, ReasonCode, Scalar, Status
 
 Rows = list[dict[str, Any]]
 NOW = "2026-11-03T01:00:00Z"
@@ -48,7 +48,7 @@ def fill(store: Store) -> dict[str, str]:
 
 def _second(store: Store) -> str:
     def copy(size: int, binding: str, process_no: int = 0) -> Any:
-        params = {"bytes": size, "direction": "h2d", "memory": "pinned"}
+        params: dict[str, Scalar] = {"bytes": size, "direction": "h2d", "memory": "pinned"}
         return cell(
             host="k1",
             probe="host_to_device",
@@ -262,8 +262,6 @@ def test_points_sources_and_synthetic_data_stay_apart(store: Store) -> None:
 
 def test_an_arm_of_another_definition_is_another_series(store: Store) -> None:
     """The same name with other CPUs must not continue the old numbers."""
-    from topobench.reading import Binding
-
     for day, cpus in ((2, "0-15"), (3, "0-7")):
         planned = cell(binding=Binding("local", cpus=cpus))
         begin(store, planned, day=day)

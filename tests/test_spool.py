@@ -77,7 +77,6 @@ def test_a_locked_store_loses_no_run(url: str, folder: Path, busy: Any) -> None:
         recorder.put_run(run(cells[2], reading(3.0)))
         assert [p.suffix for p in folder.iterdir()] == [".part"]
         recorder.end_sweep(sweep, "done", ended_at=at(60))
-        assert not recorder.spooled
     assert names(folder) == [".imported"]
     assert "database is locked" in warned[0]
     assert "topobench db import" in warned[0]
@@ -121,7 +120,7 @@ def test_a_spool_imported_twice_stores_each_run_once(url: str, folder: Path) -> 
     """Also when the first import ended before the file was renamed."""
     planned = cell()
     once = run(planned, reading(1.0, samples=[1.0, 2.0, 3.0]))
-    start = {
+    start: dict[str, Any] = {
         "id": new_id(),
         "cluster": "lab",
         "profile": "quick",

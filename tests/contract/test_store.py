@@ -223,7 +223,7 @@ def test_samples_keep_their_order_as_float32(store_url: str) -> None:
         store.put_run(run(planned, reading(2.0, samples=[3.0, 0.1, 2.0])))
         (row,) = rows(store, "SELECT codec, n, data FROM sample")
     assert bytes(row["data"]).hex() == "00004040" + "cdcccc3d" + "00000040"
-    assert unpack_samples(row["codec"], row["data"]) == (3.0, pytest.approx(0.1), 2.0)
+    assert unpack_samples(row["codec"], row["data"]) == pytest.approx((3.0, 0.1, 2.0))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
@@ -431,7 +431,7 @@ def test_a_sweep_is_found_by_the_beginning_of_its_id(store_url: str) -> None:
 
 
 def test_several_sweeps_with_one_beginning_are_named(store_url: str) -> None:
-    start = {
+    start: dict[str, Any] = {
         "cluster": "lab",
         "profile": "quick",
         "trigger": "cron",
@@ -488,7 +488,7 @@ def test_a_sweep_older_than_the_newest_stored_one_is_flagged(store_url: str) -> 
 def test_the_same_sweep_begun_twice_is_one(store_url: str) -> None:
     """After a lost answer the caller may repeat; another sweep under that id is refused."""
     first, second = cell(), cell(process_no=1)
-    start = {
+    start: dict[str, Any] = {
         "id": new_id(),
         "cluster": "lab",
         "profile": "quick",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ def parse_url(url: str) -> URL:
     accepted = "sqlite:///FILE, sqlite:////ABSOLUTE/FILE or postgresql+psycopg://HOST/DATABASE"
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         raise UsageError(f"store {mask_url(url)!r} is no database URL; use {accepted}") from error
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
@@ -62,19 +63,11 @@ def parse_url(url: str) -> URL:
 
 def mask_url(url: str | URL) -> str:
     """The URL with its password as ``***``, fit for logs, reports and the database."""
-    if isinstance(url, URL):
-        return _masked(url)
-    try:
-        return _masked(make_url(url))
-    except ArgumentError:
-        head, at, tail = url.rpartition("@")
-        scheme = head.partition("://")
-        return f"{scheme[0]}://***@{tail}" if at else url
-
-
-def _masked(url: URL) -> str:
-    secret = {k: "***" for k in url.query if "pass" in k.lower() or "secret" in k.lower()}
-    return url.update_query_dict(secret).render_as_string(hide_password=True).replace("%2A", "*")
+    text = url.render_as_string(hide_password=False) if isinstance(url, URL) else url
+    if text.startswith("sqlite:"):
+        return text
+    text = re.sub(r"^((?:[\w+.-]+://)?+[^:@/]*):.*@", r"\1:***@", text)
+    return re.sub(r"([?&][^=&]*(?:pass|secret|token)[^=&]*=)[^&]*", r"\1***", text)
 
 
 def sqlite_path(url: URL) -> Path | None:
@@ -93,16 +86,19 @@ def make_engine(url: URL, *, read_only: bool = False) -> Engine:
     """
     if url.drivername == "sqlite":
         return _sqlite_engine(url, read_only)
-    options = "-c default_transaction_read_only=on" if read_only else ""
     arguments = {
         "connect_timeout": CONNECT_SECONDS,
         "keepalives_idle": 30,
         "tcp_user_timeout": 30_000,  # milliseconds; a cut cable is noticed, not waited for
         "application_name": "topobench",
-        **({"options": options} if options else {}),
     }
     try:
-        return sa.create_engine(url, connect_args=arguments, pool_pre_ping=True)
+        return sa.create_engine(
+            url,
+            connect_args=arguments,
+            pool_pre_ping=True,
+            execution_options={"postgresql_readonly": read_only},
+        )
     except (ImportError, NoSuchModuleError) as error:
         raise StoreError(
             f"store {mask_url(url)} needs psycopg 3: pip install 'topobench[postgres]' ({error})"
@@ -146,7 +142,7 @@ def sqlite_uri(path: Path, *, read_only: bool) -> str:
     A reader in a folder it may not write to opens the file as immutable if there is no
     write-ahead log: SQLite would otherwise want to make its shared-memory file there.
     """
-    text = f"file:{quote(str(path.absolute()))}"
+    text = f"file://{quote(str(path.absolute()))}"
     if not read_only:
         return f"{text}?mode=rwc"
     log = path.with_name(path.name + "-wal")

@@ -20,6 +20,6 @@ JOIN v_latest b
     AND coalesce(b.ring, '') = coalesce(a.ring, '')
     AND b.source = a.source AND b.synthetic = a.synthetic
 WHERE a.binding = 'local' AND b.binding <> 'local' AND a.better <> 0 AND a.median > 0
-    AND a.metric <> 'locality_ratio'
+    AND a.metric <> 'locality_ratio' AND a.rank IS NULL
     AND a.measured_at >= :since AND a.host LIKE :host AND a.probe LIKE :probe
 ORDER BY tax_ratio DESC, a.cluster, a.host, a.devices, a.params, a.metric, b.binding

@@ -15,7 +15,8 @@ WITH per_host AS (
         sum(n_processes) AS n_processes, min(measured_unix_seconds) AS oldest
     FROM v_latest
     WHERE measured_at >= :since AND cluster LIKE :cluster AND probe LIKE :probe
-        AND metric LIKE :metric AND metric <> 'locality_ratio' AND better <> 0 AND sku IS NOT NULL
+        AND metric LIKE :metric AND metric <> 'locality_ratio' AND better <> 0
+        AND rank IS NULL AND sku IS NOT NULL
     GROUP BY
         cluster, sku, host, host_key, case_id, probe, params, arm, n_devices, n_ranks, metric,
         unit, point, better, source, synthetic
