@@ -108,7 +108,8 @@ def describe(topology: Topology) -> dict[str, Any]:
     (largest active count or None), nics, nvme, virtualization, trust, kernel, driver, cuda.
     """
     memory = [n.memory_bytes for n in topology.numa_nodes if n.memory_bytes]
-    models = collections.Counter(g.model or "unknown GPU" for g in topology.gpus)
+    gpus = [g for g in topology.gpus if not g.is_slice]
+    models = collections.Counter(g.model or "unknown GPU" for g in gpus)
     links = [g.nvlink.active for g in topology.gpus if g.nvlink]
     machine = topology.machine
     return {
@@ -142,7 +143,7 @@ def sku_name(topology: Topology) -> str:
     its CPUs.
     """
     parts = []
-    models = collections.Counter(_short_gpu(g.model) for g in topology.gpus)
+    models = collections.Counter(_short_gpu(g.model) for g in topology.gpus if not g.is_slice)
     parts += [f"{n}x {m}" for m, n in sorted(models.items())]
     if topology.cpus.model:
         parts.append(f"{topology.cpus.packages or 1}x {_short_cpu(topology.cpus.model)}")

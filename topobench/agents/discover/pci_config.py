@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from topobench.agents.discover.tree import Tree
+from topobench.agents.discover.tree import READ_FLAGS, Tree
 
 _STATUS, _CAPABILITIES = 0x06, 0x34
 _HAS_CAPABILITIES = 0x10
@@ -46,7 +46,7 @@ def read_config(tree: Tree, folder: str) -> Config:
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[int | None]:
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        handle = os.open(path, READ_FLAGS)
     except OSError:
         yield None
         return

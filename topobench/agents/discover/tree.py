@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from topobench.topology import format_cpu_list, parse_cpu_list
 
 _LARGEST = 4 << 20
+READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""A capture may hold anything: no link is followed, no pipe is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Tree:
     def read(self, name: str, limit: int = _LARGEST) -> bytes | None:
         """Content of a file; its last path component may not be a link."""
         try:
-            handle = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            handle = os.open(self.path(name), READ_FLAGS)
         except OSError:
             return None
         try:
