@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,27 @@ lab = Lab(Path({folder!r}))
 lab.sweep = {sweep!r}
 def agent():
     for run in lab.launcher(seconds=60.0).run([cell({probe!r}, **{params!r})], stop=lab.stop):
-        print(run.status, flush=True)
+        print(run.status, run.reason, flush=True)
 thread = threading.Thread(target=agent)
 thread.start()
 thread.join()
 """
+
+
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Sequence[str]]:
+    """Words before a command that leave it 150 MiB of memory."""
+    group = MEMORY_GROUPS / f"topobench-{uuid.uuid4().hex[:8]}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(150 << 20))
+    except OSError as error:
+        pytest.skip(f"no memory cgroup (version 1) can be made here: {error}")
+    yield ("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh")
+    group.rmdir()
 
 
 @pytest.fixture
@@ -48,11 +65,13 @@ def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-def start_agent(lab: Lab, tmp_path: Path, probe: str, **params: object) -> subprocess.Popen[str]:
+def start_agent(
+    lab: Lab, tmp_path: Path, probe: str, *, wrapper: Sequence[str] = (), **params: object
+) -> subprocess.Popen[str]:
     """A process with a launcher that runs one cell."""
     text = AGENT.format(folder=str(tmp_path), sweep=lab.sweep, probe=probe, params=params)
     return subprocess.Popen(
-        [sys.executable, "-c", text],
+        [*wrapper, sys.executable, "-c", text],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
@@ -147,6 +166,15 @@ class TestWorkerDies:
             agent.wait()
             lab.assert_nothing_left(seconds=5.0)
 
+    def test_the_kernels_memory_killer_is_named(
+        self, lab: Lab, tmp_path: Path, small_memory: Sequence[str]
+    ) -> None:
+        """It sends a plain SIGKILL, which says nothing by itself."""
+        with start_agent(lab, tmp_path, "buffer", wrapper=small_memory, size=600 << 20) as agent:
+            assert agent.stdout is not None
+            said = agent.stdout.read()
+        assert said.startswith("failed oom: the worker was killed while the kernel's out-of-memory")
+
     def test_one_that_dies_between_two_cells_costs_none(self, lab: Lab) -> None:
         """No cell is to blame: the next one gets a fresh worker."""
         runs = lab.launcher().run([cell("steady"), cell("steady")], stop=lab.stop)
@@ -159,11 +187,11 @@ class TestWorkerDies:
 
     def test_one_that_waits_long_for_its_next_cell_stays(self, lab: Lab) -> None:
         """A slow database must not look like a late worker."""
-        runs = lab.launcher(seconds=0.0, start=1.0).run(
+        runs = lab.launcher(seconds=0.0, start=4.0).run(
             [cell("steady"), cell("steady")], stop=lab.stop
         )
         first = next(runs)
-        time.sleep(1.0 + 5.0 + 1.0)  # past the first cell's deadline and the guard's slack
+        time.sleep(4.0 + 5.0 + 1.0)  # past the first cell's deadline and the guard's slack
         (second,) = runs
         assert first.members[0].pid == second.members[0].pid
 
