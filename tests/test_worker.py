@@ -183,6 +183,15 @@ class TestProtocol:
             worker.go("values", value="nan")
             assert worker.hear()["status"] == "invalid", "but a bad value is not passed over"
 
+    def test_a_condition_that_is_no_plain_value_is_the_probes_fault(self) -> None:
+        with conversation() as worker:
+            worker.spec()
+            worker.hear()
+            worker.go("raiser", what="odd_note")
+            end = worker.hear()
+            assert end["status"] == "failed"
+            assert "not JSON serializable" in end["reason"]
+
     def test_it_refuses_a_binding_it_cannot_have(self) -> None:
         with conversation() as worker:
             worker.spec(binding=to_json(Binding("mine", cpus="4095")))

@@ -106,6 +106,8 @@ class Raiser(Base):
             raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
         if self.what == "undeclared":
             yield reading(1.0, Metric("power_watts", Better.LOWER, "not declared"))
+        if self.what == "odd_note":
+            context.note("odd", {1, 2})
         if self.what == "nothing":
             return
         raise ZeroDivisionError("password=hunter2 at https://me:hunter3@example.org")

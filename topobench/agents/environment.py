@@ -73,7 +73,7 @@ class Environment:
         warnings: Host settings that were not passed, files that change NCCL.
     """
 
-    variables: Mapping[str, str]
+    variables: Mapping[str, str] = field(repr=False)
     stored: Mapping[str, str]
     warnings: tuple[str, ...] = ()
     secrets: frozenset[str] = field(default=frozenset(), repr=False)

@@ -188,7 +188,13 @@ class Attempt:
         self.warnings: list[str] = []
 
     def note(self, key: str, value: Any) -> None:
-        """Keep a condition of this run."""
+        """
+        Keep a condition of this run.
+
+        Raises:
+            TypeError: The value is no plain JSON value (a NumPy scalar, say).
+        """
+        json.dumps(value)
         self.conditions[key] = value
 
     def warn(self, text: str) -> None:
