@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import tempfile
 import warnings
@@ -50,6 +51,7 @@ class Server:
         """Stop the server and remove its files."""
         self._control("stop", "-m", "fast")  # cleanup() knows only the process it started
         self._server.cleanup()
+        shutil.rmtree(self.folder.parent)
 
     def _control(self, *arguments: str) -> None:
         subprocess.run(

@@ -395,6 +395,39 @@ def test_a_writer_that_waits_too_long_says_so(path: Path, monkeypatch: pytest.Mo
         begin(store, cell())
 
 
+@pytest.mark.postgres
+def test_a_locked_table_is_a_store_that_is_away(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody's open transaction must not hold up a sweep for ever."""
+    monkeypatch.setattr("topobench.db.engine.BUSY_SECONDS", 0.2)
+    planned = cell()
+    done = run(planned, reading(1.0))
+    with Store.open(postgres_url) as store, Store.open(postgres_url) as other:
+        begin(store, planned)
+        with other.engine.begin() as connection:
+            connection.execute(sa.text("LOCK TABLE reading IN ACCESS EXCLUSIVE MODE"))
+            with pytest.raises(StoreUnreachable, match=r"lock timeout: another session holds a lock"):
+                store.put_run(done)
+        assert store.put_run(done) == "stored"
+
+
+@pytest.mark.postgres
+def test_a_connection_that_was_cut_is_replaced(postgres_url: str) -> None:
+    """The run that met the cut can be stored at once."""
+    cells = [cell(process_no=n) for n in range(2)]
+    with Store.open(postgres_url) as store, Store.open(postgres_url) as other:
+        begin(store, *cells)
+        with other.engine.begin() as connection:
+            connection.execute(
+                sa.text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+            )
+        assert store.put_run(run(cells[0], reading(1.0))) == "stored"
+
+
 def test_a_full_disk_is_a_store_that_is_away(path: Path) -> None:
     """The run that did not fit can be stored once there is room."""
     planned = cell()

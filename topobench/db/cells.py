@@ -124,13 +124,14 @@ def _device_set(connection: Connection, ref: SweepRef, cell: Cell) -> Row:
     host_id = places.host_id_of(connection, ref.places, cell.host)
     ids = [places.device_id_of(connection, ref.places, host_id, d) for d in cell.devices]
     owners = {ref.places.owners[i] for i in ids} | {host_id}
+    told = cell.case.params.get("hosts")  # of an import, whose devices are not known
     return {
         "digest": digest(ids),
         "n_devices": len(ids),
         "label": ",".join(cell.devices),
         "device_id": ids[0] if len(ids) == 1 else None,
         "members": ids,
-        "n_hosts": len(owners),
+        "n_hosts": told if isinstance(told, int) else len(owners),
     }
 
 

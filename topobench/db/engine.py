@@ -33,7 +33,7 @@ from sqlalchemy.exc import (
 from topobench.errors import StoreError, StoreUnreachable, UsageError
 
 BUSY_SECONDS = 20.0
-"""How long a writer of SQLite waits for another one."""
+"""How long a writer waits for another one."""
 
 CONNECT_SECONDS = 10
 
@@ -93,7 +93,7 @@ def make_engine(url: URL, *, read_only: bool = False) -> Engine:
         "application_name": "topobench",
     }
     try:
-        return sa.create_engine(
+        engine = sa.create_engine(
             url,
             connect_args=arguments,
             pool_pre_ping=True,
@@ -103,6 +103,14 @@ def make_engine(url: URL, *, read_only: bool = False) -> Engine:
         raise StoreError(
             f"store {mask_url(url)} needs psycopg 3: pip install 'topobench[postgres]' ({error})"
         ) from error
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _record: object) -> None:
+        connection.autocommit = True  # a SET inside a transaction ends with it
+        connection.execute(f"SET lock_timeout = {round(BUSY_SECONDS * 1000)}")
+        connection.autocommit = False
+
+    return engine
 
 
 def _sqlite_engine(url: URL, read_only: bool) -> Engine:
@@ -212,11 +220,11 @@ def foreign_errors(where: str) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        raise _mapped(error.orig or error, where, lost=_is_lost(error)) from error
+        raise mapped(error.orig or error, where, lost=_is_lost(error)) from error
     except SQLAlchemyError as error:
         raise StoreError(f"{where}: {error}") from error
     except sqlite3.Error as error:
-        raise _mapped(error, where, lost=isinstance(error, sqlite3.OperationalError)) from error
+        raise mapped(error, where, lost=isinstance(error, sqlite3.OperationalError)) from error
 
 
 def _is_lost(error: DBAPIError) -> bool:
@@ -227,6 +235,8 @@ _ADVICE = {
     "database is locked": "another process is writing; end it or wait",
     "database or disk is full": "make room on the disk",
     "disk i/o error": "look at the disk and its file system",
+    "lock timeout": "another session holds a lock; end it or wait",
+    "no space left on device": "make room on the server's disk",
 }
 _BROKEN = {
     "file is not a database": "it is no SQLite file; name another file or move it away",
@@ -239,8 +249,14 @@ _BROKEN = {
 }
 
 
-def _mapped(error: Any, where: str, *, lost: bool) -> StoreError:
-    text = str(error).strip()
+def mapped(error: Any, where: str, *, lost: bool) -> StoreError:
+    """
+    Our error for a driver's.
+
+    Args:
+        lost: The connection may be gone; trying again may help.
+    """
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
     lowered = text.lower()
     for symptom, advice in _BROKEN.items():
         if symptom in lowered:

@@ -23,16 +23,21 @@ def sweep_query() -> sa.Select[Any]:
     )
 
 
+def measured_query() -> sa.Select[Any]:
+    """As :func:`sweep_query`, without imported results."""
+    return sweep_query().where(schema.sweep.c.source.not_like("import:%"))
+
+
 def find_sweep(connection: Connection, text: str) -> Any:
     """
-    The one sweep a text means.
+    The one sweep a text means; ``latest`` is never an import of foreign results.
 
     Raises:
         NotFound: None or several; the message names some.
     """
     query = sweep_query()
     if text == LATEST:
-        newest = connection.execute(query.limit(1)).first()
+        newest = connection.execute(measured_query().limit(1)).first()
         if newest is None:
             raise NotFound("no sweep is stored yet; `topobench probe` makes one")
         return newest

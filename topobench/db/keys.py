@@ -42,7 +42,8 @@ class Keys:
         absent = {r["digest"]: r for r in rows if r["digest"] not in known}
         if absent:
             known.update(find(connection, table, absent))
-            new = [r for d, r in absent.items() if d not in known]
+            # In one order everywhere, or two writers could wait for each other.
+            new = [absent[d] for d in sorted(absent) if d not in known]
             if new:
                 insert_new(connection, table, new)
                 known.update(find(connection, table, [r["digest"] for r in new]))

@@ -88,7 +88,7 @@ def put_host(
 ) -> None:
     """Store a host as a sweep found it: once more is the same."""
     seen = host.topology.taken_at or now_text()
-    sku_id = named_id(connection, schema.sku, sku_row(host))
+    sku_id = _sku_id(connection, sku_row(host))
     host_id = _host_id(connection, places, host, sku_id, seen)
     topology_id = _topology_id(connection, keys, places.cluster_id, host, host_id)
     places.add_topology(host_id, topology_id, host.topology)
@@ -146,6 +146,16 @@ def device_id_of(connection: Connection, places: Places, host_id: int, key: str)
         )
         places.add_device(host_id, key, known)
     return known
+
+
+def _sku_id(connection: Connection, row: Mapping[str, Any]) -> int:
+    """The id of an SKU; one known by name alone (an import's) learns what it is made of."""
+    table = schema.sku
+    sku_id = named_id(connection, table, row)
+    if row["gpu_count"] is not None:
+        bare = (table.c.id == sku_id) & table.c.gpu_count.is_(None)
+        connection.execute(table.update().where(bare), dict(row))
+    return sku_id
 
 
 def _host_id(connection: Connection, places: Places, host: Host, sku_id: int, seen: str) -> int:

@@ -331,7 +331,7 @@ def sku_row(host: Host) -> Row:
     return {
         "name": host.labels.get("sku") or described["sku"],
         "gpu_model": models[0] if len(models) == 1 else None,
-        "gpu_count": len(topology.gpus),
+        "gpu_count": len(topology.gpus) if topology.cpus.online else None,
         "cpu_model": topology.cpus.model,
         "vendor": topology.machine.vendor,
     }

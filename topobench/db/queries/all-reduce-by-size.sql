@@ -3,6 +3,7 @@
 -- param op text = all_reduce: the collective
 -- param host text = %: hosts whose name matches this LIKE pattern
 -- param bytes bytes = 0: only this message size; 0 for all
+-- param source text = probe: of whom; import:% for imported results, % for all
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
 SELECT
@@ -11,5 +12,5 @@ SELECT
     :now - measured_unix_seconds AS age_seconds, sweep, source, synthetic
 FROM v_latest
 WHERE op = :op AND metric <> 'locality_ratio' AND rank IS NULL AND (:bytes = 0 OR bytes = :bytes)
-    AND measured_at >= :since AND host LIKE :host
+    AND measured_at >= :since AND host LIKE :host AND source LIKE :source
 ORDER BY cluster, host, n_ranks, devices, backend, dtype, arm, metric, bytes, point

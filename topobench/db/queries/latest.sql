@@ -3,6 +3,7 @@
 -- param host text = %: hosts whose name matches this LIKE pattern
 -- param probe text = %: probes whose name matches this LIKE pattern
 -- param metric text = %: metrics whose name matches this LIKE pattern
+-- param source text = probe: of whom; import:% for imported results, % for all
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
 SELECT
@@ -11,4 +12,5 @@ SELECT
     :now - measured_unix_seconds AS age_seconds, measured_at, sweep, source, synthetic
 FROM v_latest
 WHERE measured_at >= :since AND host LIKE :host AND probe LIKE :probe AND metric LIKE :metric
+    AND source LIKE :source
 ORDER BY cluster, host, probe, devices, metric, bytes, seq_len, params, arm, point

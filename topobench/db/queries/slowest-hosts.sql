@@ -3,6 +3,7 @@
 -- param cluster text = %: clusters whose name matches this LIKE pattern
 -- param probe text = %: probes whose name matches this LIKE pattern
 -- param metric text = %: metrics whose name matches this LIKE pattern
+-- param source text = probe: of whom; import:% for imported results, % for all
 -- param min_hosts integer = 3: a case counts if this many hosts measured it
 -- param limit integer = 20: rows to show
 -- param since time = 30d: only what was measured since
@@ -17,6 +18,7 @@ WITH per_host AS (
     WHERE measured_at >= :since AND cluster LIKE :cluster AND probe LIKE :probe
         AND metric LIKE :metric AND metric <> 'locality_ratio' AND better <> 0
         AND rank IS NULL AND sku IS NOT NULL
+        AND source LIKE :source
     GROUP BY
         cluster, sku, host, host_key, case_id, probe, params, arm, n_devices, n_ranks, metric,
         unit, point, better, source, synthetic

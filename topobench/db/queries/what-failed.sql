@@ -2,6 +2,7 @@
 -- answers: Which cells gave no usable number though they were to, and why?
 -- param cluster text = %: clusters whose name matches this LIKE pattern
 -- param host text = %: hosts whose name matches this LIKE pattern
+-- param source text = probe: of whom; import:% for imported results, % for all
 -- param since time = 30d: only sweeps begun since
 -- param now moment = now: ages are counted up to here
 SELECT
@@ -17,5 +18,5 @@ JOIN probe_case pc ON pc.id = s.case_id
 JOIN device_set ds ON ds.id = s.device_set_id
 LEFT JOIN run r ON r.cell_id = c.id AND r.attempt = c.attempt
 WHERE sw.started_at >= :since AND c.status IN ('failed', 'timeout', 'aborted', 'invalid')
-    AND cl.name LIKE :cluster AND h.name LIKE :host
+    AND cl.name LIKE :cluster AND h.name LIKE :host AND s.source LIKE :source
 ORDER BY sw.started_at DESC, sw.id DESC, c.position, r.id
