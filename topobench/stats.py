@@ -1,5 +1,8 @@
 """
-Statistics of samples, exact and free of distribution assumptions. Pure; standard library only.
+Statistics of the samples of one process. Pure; standard library only.
+
+Exact and free of distribution assumptions. :mod:`topobench.ranks` compares two groups,
+:mod:`topobench.resampling` knows processes and samples, :mod:`topobench.comparison` decides.
 
 A sample list holds the warm-ups first, then the samples that count; nothing is dropped
 from what is stored. Percentiles are values that were measured, never interpolated.
@@ -10,7 +13,8 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from topobench.errors import ResultInvalid
 from topobench.reading import CiLevel, ReasonCode, Summary
@@ -30,6 +34,55 @@ P99_MIN_N = 299
 """Fewer samples give no 95 % upper bound for the 99th percentile."""
 
 _MAD_TO_SIGMA = 1.4826
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """
+    A value with its interval, in the value's unit.
+
+    Args:
+        lo: Lower end; None where the data do not bound it at this confidence.
+        hi: Upper end; None likewise.
+    """
+
+    value: float
+    lo: float | None
+    hi: float | None
+    confidence: float = CONFIDENCE
+
+
+def finite(
+    values: Iterable[float], what: str, *, at_least: int = 1, positive: bool = False
+) -> list[float]:
+    """
+    The values as a list, once they are known to be fit for statistics.
+
+    Raises:
+        ValueError: Fewer than ``at_least``, a NaN or an infinity, or, where ``positive``
+            (logarithms and ratios), a value of zero or below. ``what`` names them.
+    """
+    listed = [float(x) for x in values]
+    if len(listed) < at_least:
+        raise ValueError(f"{what}: {len(listed)} values; at least {at_least} are needed")
+    for place, x in enumerate(listed):
+        if not math.isfinite(x):
+            raise ValueError(f"{what}: value {place} is {x}; only finite numbers can be used")
+        if positive and x <= 0:
+            raise ValueError(f"{what}: value {place} is {x:g}; ratios need values above zero")
+    return listed
+
+
+def known_confidence(confidence: float) -> float:
+    """
+    The confidence, once it is known to be one.
+
+    Raises:
+        ValueError: It is not between 0 and 1.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence {confidence} must be between 0 and 1, such as 0.95")
+    return confidence
 
 
 def summarise(
@@ -72,13 +125,27 @@ def summarise(
 
 
 def mad(samples: Sequence[float]) -> float:
-    """Median absolute deviation from the median, unscaled."""
+    """
+    Median absolute deviation from the median, unscaled.
+
+    Raises:
+        ValueError: No sample, or one that is not finite.
+    """
+    samples = finite(samples, "samples")
     middle = statistics.median(samples)
     return statistics.median(abs(x - middle) for x in samples)
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """The smallest sample that at least ``share`` of all samples do not exceed (0 < share <= 1)."""
+    """
+    The smallest sample that at least ``share`` of all samples do not exceed.
+
+    Raises:
+        ValueError: No sample, one that is not finite, or a share outside 0 < share <= 1.
+    """
+    samples = finite(samples, "samples")
+    if not 0 < share <= 1:
+        raise ValueError(f"share {share} of a percentile must be above 0 and at most 1")
     # Rounded first: 0.9 * 10 must be 9, whatever the binary fraction says.
     rank = math.ceil(round(share * len(samples), 9))
     return sorted(samples)[max(rank, 1) - 1]
@@ -92,7 +159,11 @@ def interval_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, int] | 
     The narrowest symmetric pair whose coverage is at least ``confidence`` for any
     continuous distribution: exact binomial, P(fewer than k of n below the median).
     None where even the extremes do not reach it (n < 6 at 95 %).
+
+    Raises:
+        ValueError: The confidence is not between 0 and 1.
     """
+    known_confidence(confidence)
     # Integers keep it exact: tail * 2 <= (1 - confidence) * 2^n, scaled by a million.
     allowed = (10**6 - round(confidence * 10**6)) << n
     term = tail = 1
@@ -107,16 +178,23 @@ def interval_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, int] | 
 def interval(
     samples: Sequence[float], confidence: float = CONFIDENCE
 ) -> tuple[float, float] | None:
-    """Order-statistic interval of the median; None with too few samples."""
+    """
+    Order-statistic interval of the median; None with too few samples.
+
+    Raises:
+        ValueError: A sample is not finite, or the confidence is not between 0 and 1.
+    """
     ranks = interval_ranks(len(samples), confidence)
     if ranks is None:
         return None
-    ordered = sorted(samples)
+    ordered = sorted(finite(samples, "samples"))
     return ordered[ranks[0] - 1], ordered[ranks[1] - 1]
 
 
 def relative_half_width(samples: Sequence[float]) -> float | None:
     """Half the interval's width as a share of the median; None if either is missing or 0."""
+    if not all(map(math.isfinite, samples)):
+        return None  # sampling goes on; the summary says what is wrong
     low_high = interval(samples)
     middle = statistics.median(samples) if samples else 0.0
     if low_high is None or middle == 0:
