@@ -6,8 +6,8 @@ machine's file system read-only under a throw-away overlay: programs and paths a
 same, and nothing it writes stays.
 """
 
-from lab.guest import run, unavailable
+from lab.guest import run, run_once, unavailable
 from lab.kernel import LabUnavailable
 from lab.shapes import SHAPES, Shape
 
-__all__ = ["SHAPES", "LabUnavailable", "Shape", "run", "unavailable"]
+__all__ = ["SHAPES", "LabUnavailable", "Shape", "run", "run_once", "unavailable"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import shutil
@@ -67,6 +68,21 @@ def run(
                 raise subprocess.TimeoutExpired(list(command), timeout, out, err)
             raise LabUnavailable(f"the guest did not reach its command: {console[-2000:]}")
         return subprocess.CompletedProcess(list(command), int(_text(job / "exit")), out, err)
+
+
+@functools.cache
+def run_once(
+    shape: str, *command: str, timeout: float = 240, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """
+    As :func:`run`, but boots once for all who ask the same, however it ends.
+
+    A command that took too long has the exit code 124.
+    """
+    try:
+        return run(shape, command, timeout=timeout, env=env)
+    except subprocess.TimeoutExpired as error:
+        return subprocess.CompletedProcess(list(command), 124, error.output, str(error))
 
 
 def _prepare(

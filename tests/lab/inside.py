@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from topobench import processes
 from topobench.agents import preflight
 from topobench.agents.discover import discover
 from topobench.agents.launch import Launcher, Limits
@@ -60,10 +59,13 @@ def _measure(topology: Topology) -> Iterator[dict[str, Any]]:
 
 
 def _bindings(topology: Topology) -> Iterator[Binding]:
-    """Arm none, the NUMA matrix (its corners, if it is large), arm spread."""
-    yield Binding("none")
+    """Arm none, the NUMA matrix, arm spread; of a large matrix two far corners, no arm none."""
     matrix = [a.resolved for a in numa_matrix(topology) if isinstance(a.resolved, Binding)]
-    yield from matrix if len(matrix) <= 4 else (matrix[0], matrix[3], matrix[-4])
+    if len(matrix) <= 4:
+        yield Binding("none")
+        yield from matrix
+    else:
+        yield from (matrix[3], matrix[-4])
     spread = resolve(BindingChoice("spread"), topology, None)
     if isinstance(spread, Binding):
         yield spread
@@ -73,10 +75,9 @@ def _run(topology: Topology, facts: HostFacts, binding: Binding) -> dict[str, An
     host = Host("lab", "id", facts.hostname, "127.0.0.1", facts, topology)
     case = Case("host_memory", 1, {"op": "copy", "bytes": ARRAY_BYTES})
     cell = Cell(str(uuid.uuid4()), case, host.key, Arm(binding), estimated_seconds=5.0)
-    sweep = uuid.uuid4().hex
-    with tempfile.TemporaryDirectory() as logs, _watching(sweep) as seen:
+    with tempfile.TemporaryDirectory() as logs, _watching() as seen:
         launcher = Launcher(
-            sweep=sweep,
+            sweep=uuid.uuid4().hex,
             host=host,
             env={},
             log_dir=Path(logs),
@@ -91,9 +92,9 @@ def _run(topology: Topology, facts: HostFacts, binding: Binding) -> dict[str, An
 
 
 @contextlib.contextmanager
-def _watching(sweep: str) -> Iterator[dict[str, Any]]:
+def _watching() -> Iterator[dict[str, Any]]:
     """
-    Note where a sweep's workers are, from outside.
+    Note where our workers are, from outside.
 
     ``cpus``: the affinity lists of threads while arrays were mapped; ``pages``: pages of the
     arrays by NUMA node, when there were most; ``policies``: the policies of those mappings.
@@ -103,10 +104,10 @@ def _watching(sweep: str) -> Iterator[dict[str, Any]]:
 
     def watch() -> None:
         while not done.is_set():
-            for process in processes.marked(processes.SWEEP, sweep):
+            for pid in _children():
                 with contextlib.suppress(OSError):  # it ended meanwhile
-                    _look(process.pid, seen)
-            time.sleep(0.05)
+                    _look(pid, seen)
+            time.sleep(0.2)
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -115,6 +116,11 @@ def _watching(sweep: str) -> Iterator[dict[str, Any]]:
     finally:
         done.set()
         thread.join()
+
+
+def _children() -> Iterator[int]:
+    for path in Path("/proc/self/task").glob("*/children"):
+        yield from (int(pid) for pid in path.read_text().split())
 
 
 def _look(pid: int, seen: dict[str, Any]) -> None:

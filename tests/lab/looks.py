@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.guest import run, unavailable
+from lab.guest import run_once, unavailable
 
 _ROOT = Path(__file__).parents[2]
 _INSIDE = Path(__file__).with_name("inside.py")
@@ -30,13 +29,8 @@ def look(shape: str) -> dict[str, Any]:
     for program, package in (("numactl", "numactl"), ("lstopo-no-graphics", "hwloc-nox")):
         if shutil.which(program) is None:
             pytest.skip(f"no lab: {program} is not installed (Debian package {package})")
-    return _look(shape)
-
-
-@functools.cache
-def _look(shape: str) -> dict[str, Any]:
     command = [sys.executable, str(_INSIDE), *(["measure"] if shape in _MEASURED else [])]
-    done = run(shape, command, timeout=600, env={"PYTHONPATH": str(_ROOT)}, cwd=_ROOT)
+    done = run_once(shape, *command, timeout=600, PYTHONPATH=str(_ROOT))
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
