@@ -24,6 +24,8 @@ BODIES = {
     ("query",): ("query", ["latest"]),
     ("doctor",): ("doctor", []),
     ("topo", "show"): ("topo_show", []),
+    ("import", "nccl-tests"): ("import_results", ["out.txt"]),
+    ("import", "nvbandwidth"): ("import_results", ["out.txt"]),
     ("db", "info"): ("db_info", []),
     ("db", "upgrade"): ("db_upgrade", []),
     ("db", "import"): ("db_import", ["spool"]),

@@ -39,7 +39,11 @@ topo_app = typer.Typer(
     help="Look at a host's wiring: NUMA, PCIe, NVLink, NICs.", no_args_is_help=True
 )
 db_app = typer.Typer(help="Look after the database.", no_args_is_help=True)
+import_app = typer.Typer(
+    help="Take over results of other tools; they stay marked as imported.", no_args_is_help=True
+)
 app.add_typer(topo_app, name="topo")
+app.add_typer(import_app, name="import")
 app.add_typer(db_app, name="db")
 
 
@@ -342,6 +346,107 @@ def topo_show(
 
     style = "tree" if output is TopoFormat.JSON else output.value
     return _emit("topology", commands.topo_show(root, style), output.value)
+
+
+FilesArgument = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help="What one run printed or wrote, each.")
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show what is in the files; store nothing.")
+]
+ImportHostOption = Annotated[
+    str | None, typer.Option("--host", metavar="NAME", help="Host it was measured on.")
+]
+ImportClusterOption = Annotated[
+    str | None, typer.Option("--cluster", metavar="NAME", help="Cluster of that host.")
+]
+SkuOption = Annotated[
+    str | None, typer.Option("--sku", metavar="NAME", help="What that host is, e.g. h200-sxm8.")
+]
+TopologyOption = Annotated[
+    Path | None,
+    typer.Option("--topology", metavar="FILE", help="Its topology (topo show --format json)."),
+]
+TakenAtOption = Annotated[
+    str | None,
+    typer.Option("--taken-at", metavar="TIME", help="When, e.g. 2026-11-29T15:14:22Z."),
+]
+
+
+@import_app.command("nccl-tests")
+def import_nccl_tests(
+    *,
+    files: FilesArgument,
+    dry_run: DryRunOption = False,
+    cluster: ImportClusterOption = None,
+    host: ImportHostOption = None,
+    sku: SkuOption = None,
+    topology: TopologyOption = None,
+    taken_at: TakenAtOption = None,
+    store: StoreOption = None,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Import results of nccl-tests: its text, or the JSON it wrote with -J.
+
+    The same file again changes nothing. Without --host it is nobody's result.
+
+    \b
+    Examples:
+      topobench import nccl-tests all_reduce.txt --dry-run
+      topobench import nccl-tests *.json --cluster lab --host h07 --sku h200-sxm8
+    """
+    from topobench import commands
+
+    outcome = commands.import_results(
+        "nccl-tests",
+        files,
+        store_url=None if dry_run else _store_url(store),
+        cluster=cluster,
+        host=host,
+        sku=sku,
+        topology=topology,
+        taken_at=taken_at,
+    )
+    return _emit("import", outcome, output.value)
+
+
+@import_app.command("nvbandwidth")
+def import_nvbandwidth(
+    *,
+    files: FilesArgument,
+    dry_run: DryRunOption = False,
+    cluster: ImportClusterOption = None,
+    host: ImportHostOption = None,
+    sku: SkuOption = None,
+    topology: TopologyOption = None,
+    taken_at: TakenAtOption = None,
+    store: StoreOption = None,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Import results of nvbandwidth: its text, or the JSON it prints with -j.
+
+    The same file again changes nothing. Without --host it is nobody's result.
+
+    \b
+    Examples:
+      topobench import nvbandwidth nvbandwidth.json --dry-run
+      topobench import nvbandwidth h07.txt --cluster lab --host h07
+    """
+    from topobench import commands
+
+    outcome = commands.import_results(
+        "nvbandwidth",
+        files,
+        store_url=None if dry_run else _store_url(store),
+        cluster=cluster,
+        host=host,
+        sku=sku,
+        topology=topology,
+        taken_at=taken_at,
+    )
+    return _emit("import", outcome, output.value)
 
 
 @db_app.command("info")

@@ -342,6 +342,39 @@ def db_import(store_url: str, folder: Path) -> Outcome:
     )
 
 
+def import_results(
+    tool: str,
+    files: Sequence[Path],
+    *,
+    store_url: str | None,
+    cluster: str | None = None,
+    host: str | None = None,
+    sku: str | None = None,
+    topology: Path | None = None,
+    taken_at: str | None = None,
+) -> Outcome:
+    """
+    Foreign results, read and stored; a file's result that must not be used gives code 1.
+
+    Args:
+        tool: ``nccl-tests`` or ``nvbandwidth``.
+        store_url: None: nothing is stored.
+    """
+    from topobench import importing
+    from topobench.report.import_text import render_import
+
+    whose = importing.origin(
+        cluster=cluster, host=host, sku=sku, topology=topology, taken_at=taken_at
+    )
+    found = importing.import_files(tool, files, whose, store_url=store_url)
+    return Outcome(
+        found.to_json(),
+        lambda: render_import(found.documents, found.failures),
+        exit_code=found.exit_code,
+        alone=True,
+    )
+
+
 def _setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):

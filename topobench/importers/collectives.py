@@ -115,6 +115,9 @@ def settle(line: Line, op: str | None, ranks: int | None) -> Line | None:
     """
     if ranks and line.root is not None and line.root >= ranks:
         return None
+    if op is None and ranks:
+        fits = any(settle(line, each, ranks) for each in OPS.values())
+        return line if fits else None
     share = (ranks - 1) / ranks if ranks and op == "hypercube" else 1.0
     if all(
         _time_fits(share * line.size_bytes, h) and _busbw_fits(h, op, ranks) for h in line.halves
@@ -156,11 +159,10 @@ def _time_fits(payload_bytes: float, half: Half) -> bool:
 
 
 def _busbw_fits(half: Half, op: str | None, ranks: int | None) -> bool:
-    if op is not None and ranks is not None:
-        return _ratio_within(half, bus_factor(op, ranks), bus_factor(op, ranks))
-    if ranks is not None:
-        return any(_ratio_within(half, f, f) for f in {bus_factor(o, ranks) for o in OPS.values()})
-    return _ratio_within(half, 0.5, 2.0)
+    if op is None or ranks is None:
+        return _ratio_within(half, 0.5, 2.0)
+    factor = bus_factor(op, ranks)
+    return _ratio_within(half, factor, factor)
 
 
 def _ratio_within(half: Half, low: float, high: float) -> bool:
@@ -196,7 +198,7 @@ def _by_columns(line: Line) -> set[str]:
         return {"reduce"} if line.redop else {"broadcast", "gather", "scatter"}
     if line.redop:  # send_recv prints one, though it reduces nothing
         return {"all_reduce", "reduce_scatter", "all_to_all", "send_recv"}
-    return {"all_gather", "all_to_all", "send_recv", "hypercube"}
+    return {"all_gather", "send_recv", "hypercube"} | (set() if line.dated else {"all_to_all"})
 
 
 def _count_fits(line: Line, op: str, ranks: int) -> bool:

@@ -115,7 +115,7 @@ def _facts(out: Output, op: str | None) -> dict[str, Any]:
         "op_inferred": out.op is None and op is not None,
         "nccl_version": out.nccl,
         "local_start_time": out.started,
-        "rank_count": out.rank_count if out.jobs == 1 else None,
+        "rank_count": out.rank_count,
         "ranks": out.ranks,
     }
 

@@ -21,3 +21,5 @@ LOCALITY = Metric(
     "share of the measured buffer's pages on the NUMA nodes asked for",
 )
 """The worker adds it to runs of every probe that shows it a host buffer."""
+COMMON = (BANDWIDTH, PER_CALL_BANDWIDTH, LATENCY, ALGBW, BUSBW, LOCALITY)
+"""Known by name whichever probe measured them: results may come from elsewhere."""

@@ -12,7 +12,7 @@ import importlib
 import importlib.metadata
 
 from topobench.errors import UsageError
-from topobench.probes.metrics import LOCALITY
+from topobench.probes.metrics import COMMON
 from topobench.probes.protocol import Probe
 from topobench.reading import Metric
 
@@ -52,7 +52,7 @@ def load(name: str, target: str | None = None) -> type[Probe]:
 
 def metric(probe: str, name: str) -> Metric | None:
     """
-    A metric of a probe's readings: one it declares, or the one the worker adds.
+    A metric of a probe's readings: one it declares, or a common one.
 
     None when nobody here declares it: another installation measured it.
     """
@@ -60,7 +60,7 @@ def metric(probe: str, name: str) -> Metric | None:
         declared = load(probe).metrics
     except UsageError:
         declared = ()
-    return next((m for m in (*declared, LOCALITY) if m.name == name), None)
+    return next((m for m in (*declared, *COMMON) if m.name == name), None)
 
 
 @functools.cache

@@ -10,5 +10,5 @@ SELECT
     first_seen_at, last_seen_at, source, synthetic
 FROM v_coverage
 WHERE cluster LIKE :cluster AND retired_on IS NULL
-    AND (source IS NULL OR source NOT LIKE 'import:%')
+    AND host_key NOT LIKE 'import:%'
 ORDER BY due DESC, coalesce(measured_unix_seconds, 0), cluster, host
