@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from postgres import Server
 from storing import at, begin, cell, count, host, reading, run
 from topobench import __version__
-from topobench.db import migrate, schema
+from topobench.db import migrate, schema, schema_measured
 from topobench.db.engine import mask_url, parse_url
 from topobench.db.files import network_file_system
 from topobench.db.store import Store
 from topobench.errors import NotFound, SchemaTooNew, StoreError, StoreUnreachable, UsageError
+from topobench.reading import Status
 
 
 @pytest.fixture
@@ -94,6 +96,28 @@ def test_an_unreachable_server_is_named_without_its_password() -> None:
         Store.open("postgresql://bob:s3cret@127.0.0.1:1/x")
     assert "postgresql+psycopg://bob:***@127.0.0.1:1/x" in str(raised.value)
     assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.postgres
+def test_a_wrong_name_is_no_server_that_is_away(postgres_server: Server, postgres_url: str) -> None:
+    """A typing mistake must be told at once, not turn a night into a spool."""
+    for wrong, message in (
+        (postgres_server.url("nowhere"), 'database "nowhere" does not exist: check the names'),
+        (postgres_url.replace("writer@", "nobody@"), 'role "nobody" does not exist'),
+    ):
+        with pytest.raises(StoreError, match=message) as raised:
+            Store.open(wrong)
+        assert not isinstance(raised.value, StoreUnreachable)
+
+
+@pytest.mark.postgres
+def test_a_role_without_rights_is_told_which_it_needs(
+    postgres_server: Server, postgres_url: str
+) -> None:
+    with postgres_server.admin() as connection:
+        connection.execute("CREATE ROLE guest LOGIN")
+    with pytest.raises(StoreError, match=r"permission denied .*GRANT ALL ON SCHEMA"):
+        Store.open(postgres_url.replace("writer@", "guest@"))
 
 
 def test_a_missing_folder_is_not_made(tmp_path: Path) -> None:
@@ -318,6 +342,10 @@ def test_an_older_schema_is_not_read_without_an_upgrade(
         Store.open(url(path), read_only=True)
 
 
+def test_every_status_of_a_cell_may_be_stored() -> None:
+    assert set(schema_measured.STATUSES) == {s.value for s in Status}
+
+
 def test_the_newest_migration_is_the_one_the_code_names() -> None:
     assert migrate._revisions(migrate.SCRIPTS)[-1] == schema.REVISION
 
@@ -407,7 +435,9 @@ def test_a_locked_table_is_a_store_that_is_away(
         begin(store, planned)
         with other.engine.begin() as connection:
             connection.execute(sa.text("LOCK TABLE reading IN ACCESS EXCLUSIVE MODE"))
-            with pytest.raises(StoreUnreachable, match=r"lock timeout: another session holds a lock"):
+            with pytest.raises(
+                StoreUnreachable, match=r"lock timeout: another session holds a lock"
+            ):
                 store.put_run(done)
         assert store.put_run(done) == "stored"
 

@@ -330,23 +330,27 @@ def test_a_metric_nobody_declares_has_no_direction(store_url: str) -> None:
     planned = cell(probe="of_another_installation")
     with Store.open(store_url) as store:
         begin(store, planned)
-        store.put_run(run(planned, reading(1.0, metric="fan_count"), reading(2.0)))
+        odd = (reading(1.0, metric="fan_count"), reading(2.0, metric="noise_seconds"))
+        store.put_run(run(planned, *odd))
         found = rows(store, "SELECT name, unit, better FROM metric ORDER BY name")
     assert found == [
-        {"name": BANDWIDTH, "unit": "B/s", "better": 0},
         {"name": "fan_count", "unit": "1", "better": 0},
+        {"name": "noise_seconds", "unit": "s", "better": 0},
     ]
 
 
 def test_a_direction_is_filled_in_once_a_probe_declares_it(store_url: str) -> None:
-    foreign, ours = cell(probe="of_another_installation"), cell()
+    first, second = cell(), cell(process_no=1)
     with Store.open(store_url) as store:
-        begin(store, foreign)
-        store.put_run(run(foreign, reading(1.0)))
+        begin(store, first, second)
+        store.put_run(run(first, reading(1.0)))
+        with store.engine.begin() as connection:  # as if nobody had declared it then
+            connection.execute(sa.text("UPDATE metric SET better = 0, help = ''"))
     with Store.open(store_url) as store:
-        begin(store, ours)
-        store.put_run(run(ours, reading(1.0)))
-        assert rows(store, "SELECT better FROM metric") == [{"better": 1}]
+        store.put_run(run(second, reading(1.0)))
+        (found,) = rows(store, "SELECT better, help FROM metric")
+    assert found["better"] == 1
+    assert found["help"] != ""
 
 
 def test_a_host_is_known_by_its_key(store_url: str) -> None:

@@ -246,6 +246,10 @@ _BROKEN = {
     "unable to open database file": "check that the folder exists and may be written to",
     "attempt to write a readonly database": "it may not be written to; check its owner and mode",
     "no such table": "it was not made by topobench; name another file",
+    "does not exist": "check the names in the URL, or make it with createdb or createuser",
+    "authentication failed": "check user and password (URL, PGPASSWORD or ~/.pgpass)",
+    "no pg_hba.conf entry": "the server's pg_hba.conf must allow this host, user and database",
+    "permission denied": "this role needs rights in the database: GRANT ALL ON SCHEMA public TO it",
 }
 
 
