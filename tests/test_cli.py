@@ -31,7 +31,7 @@ BODIES = {
     ("db", "import"): ("db_import", ["spool"]),
 }
 """Each command -> the function that does its work, and the arguments it needs."""
-CRASH_CODES = {("probe",): 70}
+CRASH_CODES: dict[tuple[str, ...], int] = {("probe",): 70}
 """Exit code of a fault of ours where it is not 1."""
 IDS = [" ".join(words) for words in BODIES]
 

@@ -60,7 +60,7 @@ def read_json(text: str) -> Output:
         raise ImportFailed("JSON, but not of nccl-tests: it has no nccl_version and config")
     config = mapping(document["config"])
     out = Output(
-        format=f"json/{clean(document.get('version', '?'))}",
+        format=f"json/{clean(document.get('version')) or 'unknown'}",
         op=_op(document.get("args")),
         requested={ours: whole(config.get(theirs)) for ours, theirs in _CONFIG.items()},
         nccl=nccl_version(document["nccl_version"]),
@@ -70,7 +70,8 @@ def read_json(text: str) -> Output:
         recognised=True,
     )
     out.below_minimum = _below_minimum(document)
-    out.ranks = [_rank(mapping(d)) for d in sequence(config.get("devices"))]
+    found = [_rank(mapping(d)) for d in sequence(config.get("devices"))]
+    out.ranks = [r for r in found if r is not None]
     out.rank_count, out.jobs = _counts(out)
     check_rows(len(sequence(document.get("results"))))
     for result in sequence(document.get("results")):
@@ -119,9 +120,12 @@ def _below_minimum(document: Mapping[str, Any]) -> bool:
     return found.get("okay") in ("false", False)
 
 
-def _rank(device: Mapping[str, Any]) -> Rank:
+def _rank(device: Mapping[str, Any]) -> Rank | None:
+    rank = whole(device.get("rank"))
+    if rank is None:
+        return None
     return Rank(
-        rank=whole(device.get("rank")) or 0,
+        rank=rank,
         group=whole(device.get("group")),
         pid=whole(device.get("pid")),
         host=clean(device.get("hostname")) or None,
