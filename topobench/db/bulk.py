@@ -1,5 +1,5 @@
 """
-Inserts rows without SQLAlchemy's work per row.
+Runs the statements of the hot path without SQLAlchemy's work per row and statement.
 
 A night brings millions of readings; building each statement anew costs more than the
 database does. Statements are made once per table, values go to the driver as they are.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Table
+from sqlalchemy import Connection, CursorResult, Dialect, Table
 from sqlalchemy.types import TypeDecorator
 
 from topobench.db.engine import mapped, mask_url
@@ -54,6 +54,13 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
         _copy(connection, insert.copy, parameters)
     else:
         connection.exec_driver_sql(insert.text, parameters)
+
+
+def execute(connection: Connection, text: str, *values: Any) -> CursorResult[Any]:
+    """Run a statement whose parameters are written ``?`` on both engines."""
+    if connection.dialect.paramstyle != "qmark":
+        text = text.replace("?", "%s")
+    return connection.exec_driver_sql(text, values)
 
 
 def _copy(connection: Connection, text: str, rows: Sequence[tuple[Any, ...]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import dataclasses
 import hashlib
 import json
 import math
@@ -78,6 +79,8 @@ PATH_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 SUMMARY_NUMBERS = ("median", "ci_lo", "ci_hi", "mad", "minimum", "maximum", "p90", "p99")
 _summary = operator.attrgetter(*SUMMARY_NUMBERS)
+_member = operator.attrgetter(*(f.name for f in dataclasses.fields(Member)))
+_encode = json.JSONEncoder(sort_keys=True, default=to_json).encode
 
 
 def case_row(case: Case) -> Row:
@@ -170,19 +173,17 @@ def run_row(run: Run, status: Status, reason: Reason | None) -> Row:
 def run_digest(run: Run) -> str:
     """Equal for the same run sent twice, also by way of the spool."""
     head = (
-        *(run.id, run.cell, run.status, run.reason, run.started_at, run.duration_seconds),
-        *(run.attempt, run.members, run.environment, run.conditions, run.warnings, run.log_tail),
+        *(run.id, run.cell, run.status, str(run.reason), run.started_at, run.duration_seconds),
+        *(run.attempt, run.environment, run.conditions, run.warnings, run.log_tail),
+        *map(_member, run.members),
     )
-    text = json.dumps(head, sort_keys=True, default=to_json)
-    state = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
+    state = hashlib.blake2b(_encode(head).encode(), digest_size=16)
     for reading in run.readings:
         s = reading.summary
-        point = sorted(reading.point.items())
-        words = f"{reading.metric} {s.n} {s.ci_level} {s.warmups} {s.stop_reason} {point}"
-        values = _summary(s)
+        point = sorted(reading.point.items()) if reading.point else ""
+        level, stop = s.ci_level.value, s.stop_reason
+        words = f"{reading.metric} {s.n} {level} {s.warmups} {stop} {point} {_summary(s)}"
         state.update(words.encode("utf-8", "surrogatepass"))
-        state.update(bytes(v is None for v in values))
-        state.update(array.array("d", [v or 0.0 for v in values]).tobytes())
         state.update(array.array("d", reading.samples).tobytes())
     return state.hexdigest()
 
@@ -245,8 +246,15 @@ def reading_row(run_id: int, seq: int, reading: Reading, metric_id: int, *, usab
 _NOTHING = (None,) * len(SUMMARY_NUMBERS)
 
 
-def sample_rows(run_id: int, readings: Sequence[Reading]) -> list[Row]:
-    """Rows of ``sample``, for the readings whose samples are all numbers."""
+def sample_rows(
+    run_id: int, readings: Sequence[Reading], faults: Sequence[str | None]
+) -> list[Row]:
+    """
+    Rows of ``sample``, for the readings whose samples are all numbers.
+
+    Args:
+        faults: What :func:`fault` said of each reading.
+    """
     return [
         {
             "run_id": run_id,
@@ -255,8 +263,8 @@ def sample_rows(run_id: int, readings: Sequence[Reading]) -> list[Row]:
             "n": len(reading.samples),
             "data": pack_samples(reading.samples),
         }
-        for seq, reading in enumerate(readings)
-        if reading.samples and _packable(reading.samples)
+        for seq, (reading, wrong) in enumerate(zip(readings, faults, strict=True))
+        if reading.samples and (wrong is None or _packable(reading.samples))
     ]
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from topobench.db import places, schema
-from topobench.db.bulk import insert_row, insert_rows
+from topobench.db.bulk import execute, insert_row, insert_rows
 from topobench.db.columns import clean_text
 from topobench.db.keys import Keys
 from topobench.db.metrics import Metrics
@@ -25,7 +24,15 @@ from topobench.db.sweeps import CellRef, SweepRef
 from topobench.errors import StoreConflict
 from topobench.reading import MEASURED, Run, to_json
 
-_BY_UUID = sa.select(schema.run.c.digest).where(schema.run.c.uuid == sa.bindparam("uuid"))
+_DIGEST = "SELECT digest FROM run WHERE uuid = ?"
+_CELL = """
+UPDATE cell SET status = ?, reason_code = ?, reason = ?, attempt = ?
+WHERE id = ? AND attempt <= ?
+"""
+_SERIES = """
+UPDATE series SET latest_sweep_id = ?, latest_at = ?, latest_unix_seconds = ?
+WHERE id = ? AND (latest_unix_seconds IS NULL OR latest_unix_seconds <= ?)
+"""
 
 
 def is_stored(connection: Connection, run: Run) -> bool:
@@ -35,7 +42,7 @@ def is_stored(connection: Connection, run: Run) -> bool:
     Raises:
         StoreConflict: Another run has its UUID.
     """
-    found = connection.execute(_BY_UUID, {"uuid": run.id}).scalar()
+    found = execute(connection, _DIGEST, run.id).scalar()
     if found is None:
         return False
     if found != run_digest(run):
@@ -72,7 +79,7 @@ def put_run(connection: Connection, keys: Keys, metrics: Metrics, ref: SweepRef,
     insert_rows(connection, schema.run_detail, [_detail_row(run_id, run)])
     insert_rows(connection, schema.run_member, _member_rows(connection, ref, run_id, run))
     insert_rows(connection, schema.reading, readings)
-    insert_rows(connection, schema.sample, sample_rows(run_id, run.readings))
+    insert_rows(connection, schema.sample, sample_rows(run_id, run.readings, faults))
     _update_cell(connection, cell, row)
     if measured:
         _update_series(connection, cell, row)
@@ -100,48 +107,12 @@ def _member_rows(connection: Connection, ref: SweepRef, run_id: int, run: Run) -
 
 def _update_cell(connection: Connection, cell: CellRef, row: Row) -> None:
     """A cell shows its last attempt; an earlier one that arrives late changes nothing."""
-    columns = ("status", "reason_code", "reason", "attempt")
-    connection.execute(
-        _CELL, {"cell": cell.id, "number": row["attempt"], **{f"new_{k}": row[k] for k in columns}}
-    )
+    shown = (row["status"], row["reason_code"], row["reason"], row["attempt"])
+    execute(connection, _CELL, *shown, cell.id, row["attempt"])
 
 
 def _update_series(connection: Connection, cell: CellRef, row: Row) -> None:
     """A series knows the sweep it was last measured in; v_latest rests on it."""
-    connection.execute(
-        _SERIES,
-        {
-            "series": cell.series_id,
-            "new_sweep": row["sweep_id"],
-            "new_at": row["started_at"],
-            "new_unix": row["started_unix_seconds"],
-        },
-    )
-
-
-_c, _s = schema.cell.c, schema.series.c
-_CELL = (
-    schema.cell.update()
-    .where(_c.id == sa.bindparam("cell"), _c.attempt <= sa.bindparam("number"))
-    .values(
-        status=sa.bindparam("new_status"),
-        reason_code=sa.bindparam("new_reason_code"),
-        reason=sa.bindparam("new_reason"),
-        attempt=sa.bindparam("new_attempt"),
-    )
-)
-_SERIES = (
-    schema.series.update()
-    .where(
-        _s.id == sa.bindparam("series"),
-        sa.or_(
-            _s.latest_unix_seconds.is_(None),
-            _s.latest_unix_seconds <= sa.bindparam("new_unix"),
-        ),
-    )
-    .values(
-        latest_sweep_id=sa.bindparam("new_sweep"),
-        latest_at=sa.bindparam("new_at"),
-        latest_unix_seconds=sa.bindparam("new_unix"),
-    )
-)
+    started = row["started_unix_seconds"]
+    latest = (row["sweep_id"], row["started_at"], started)
+    execute(connection, _SERIES, *latest, cell.series_id, started)

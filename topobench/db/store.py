@@ -38,8 +38,9 @@ from topobench.reading import BENIGN, Cell, Run, Status
 class Store:
     """An open store; a context manager. Made by :meth:`open`."""
 
-    def __init__(self, engine: Engine, path: Path | None) -> None:
+    def __init__(self, url: str, engine: Engine, path: Path | None) -> None:
         self._engine = engine
+        self._url = mask_url(url)
         self._path = path
         self._identity = identity(path)
         self._writer = Writer(engine, self._check_file)
@@ -74,7 +75,7 @@ class Store:
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine, path)
+        return cls(url, engine, path)
 
     def __enter__(self) -> Store:
         return self
@@ -93,8 +94,8 @@ class Store:
 
     @property
     def url(self) -> str:
-        """The URL with its password masked."""
-        return mask_url(self._engine.url)
+        """The URL as given, its password masked."""
+        return self._url
 
     @property
     def engine(self) -> Engine:
