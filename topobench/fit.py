@@ -32,6 +32,26 @@ _MAX_ROUNDS = 200
 
 
 @dataclass(frozen=True, slots=True)
+class _Line:
+    """
+    A fitted line alpha + slope x size.
+
+    Args:
+        covariance: Of alpha and slope (2, 2).
+        residuals: Relative, of each point.
+        spread: Robust standard deviation of the residuals.
+        free: Degrees of freedom; points whose weight was cut give none.
+    """
+
+    alpha: float
+    slope: float
+    covariance: NDArray[np.float64]
+    residuals: NDArray[np.float64]
+    spread: float
+    free: float
+
+
+@dataclass(frozen=True, slots=True)
 class AlphaBeta:
     """
     The line t = alpha + S / beta, with intervals.
@@ -42,7 +62,7 @@ class AlphaBeta:
         beta_bytes_per_second: Bandwidth at infinite size. The upper end is None where the
             sizes are too small to bound it.
         n_half_bytes: alpha x beta, the size at which half of beta is reached; None where no
-            alpha was seen.
+            alpha was seen, and without ends where alpha or beta lacks one.
         level: ``within`` one process, or ``between`` the fits of several.
         n: Points, or fits if ``between``.
         residual_ratio: Robust spread of the points about the line, relative.
@@ -101,21 +121,21 @@ def fit_alpha_beta(
 
     known_confidence(confidence)
     x, t = _points(sizes, seconds)
-    line, covariance, residuals, spread = _huber_line(x, t)
-    quantile = float(stdtrit(len(t) - 2, (1 + confidence) / 2))
-    alpha, slope = (float(v) for v in line)
-    if slope <= 0:
+    line = _huber_line(x, t)
+    if line.slope <= 0:
         raise ValueError("times do not grow with size; there is no bandwidth to fit")
-    worst = int(np.argmax(np.abs(residuals)))
+    quantile = float(stdtrit(line.free, (1 + confidence) / 2))
+    alpha, beta = _alpha(line, quantile, confidence), _beta(line, quantile, confidence)
+    worst = int(np.argmax(np.abs(line.residuals)))
     return AlphaBeta(
-        alpha_seconds=_alpha(alpha, quantile * math.sqrt(covariance[0, 0]), confidence),
-        beta_bytes_per_second=_beta(slope, quantile * math.sqrt(covariance[1, 1]), confidence),
-        n_half_bytes=_n_half(alpha, slope, covariance, quantile, confidence),
+        alpha_seconds=alpha,
+        beta_bytes_per_second=beta,
+        n_half_bytes=_n_half(line, quantile, alpha, beta),
         level=CiLevel.WITHIN,
         n=len(t),
-        residual_ratio=spread,
+        residual_ratio=line.spread,
         worst_bytes=float(x[worst]),
-        worst_ratio=float(residuals[worst]),
+        worst_ratio=float(line.residuals[worst]),
         smallest_bytes=float(x.min()),
         largest_bytes=float(x.max()),
     )
@@ -184,10 +204,8 @@ def _points(
     return np.asarray(x), np.asarray(t)
 
 
-def _huber_line(
-    x: NDArray[np.float64], t: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], float]:
-    """Alpha and 1 / beta, their covariance, relative residuals and those residuals' spread."""
+def _huber_line(x: NDArray[np.float64], t: NDArray[np.float64]) -> _Line:
+    """Reweighted least squares of relative residuals."""
     import numpy as np
 
     columns = np.column_stack([np.ones_like(x), x])
@@ -205,11 +223,23 @@ def _huber_line(
         weights = np.divide(_HUBER * spread, np.abs(residuals), out=np.ones_like(t), where=~inside)
         if np.allclose(line, before, rtol=1e-10, atol=0.0):
             break
+    return _Line(
+        alpha=float(line[0]),
+        slope=float(line[1]),
+        covariance=_variance(residuals, weights) * _inverse(columns / fitted[:, None]),
+        residuals=residuals,
+        spread=spread,
+        free=max(float(inside.sum()) - 2, 1.0),
+    )
+
+
+def _variance(residuals: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    """Variance of a residual as the line feels it (Huber 1981, 7.6)."""
+    n = len(residuals)
     clipped = residuals * weights
-    share = float(inside.mean())
-    factor = (1 + 2 / len(t) * (1 - share) / share) / share
-    variance = factor**2 * float(clipped @ clipped) / (len(t) - 2)
-    return line, variance * _inverse(columns / fitted[:, None]), residuals, spread
+    share = float((weights == 1).mean())
+    factor = (1 + 2 / n * (1 - share) / share) / share
+    return factor**2 * float(clipped @ clipped) / (n - 2)
 
 
 def _inverse(columns: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -229,29 +259,32 @@ def _spread(residuals: NDArray[np.float64]) -> float:
     return float(_MAD_TO_SIGMA * np.median(np.sort(np.abs(residuals))[2:]))
 
 
-def _alpha(alpha: float, half: float, confidence: float) -> Estimate:
-    lo = alpha - half
-    return Estimate(alpha, lo if lo > 0 else None, alpha + half, confidence)
+def _alpha(line: _Line, quantile: float, confidence: float) -> Estimate:
+    half = quantile * math.sqrt(line.covariance[0, 0])
+    lo = line.alpha - half
+    return Estimate(line.alpha, lo if lo > 0 else None, line.alpha + half, confidence)
 
 
-def _beta(slope: float, half: float, confidence: float) -> Estimate:
-    fastest = 1 / (slope - half) if slope > half else None
-    return Estimate(1 / slope, 1 / (slope + half), fastest, confidence)
+def _beta(line: _Line, quantile: float, confidence: float) -> Estimate:
+    half = quantile * math.sqrt(line.covariance[1, 1])
+    fastest = 1 / (line.slope - half) if line.slope > half else None
+    return Estimate(1 / line.slope, 1 / (line.slope + half), fastest, confidence)
 
 
-def _n_half(
-    alpha: float, slope: float, covariance: NDArray[np.float64], quantile: float, confidence: float
-) -> Estimate | None:
-    """The ratio alpha / slope; its interval by the delta method on the logarithm."""
-    if alpha <= 0:
+def _n_half(line: _Line, quantile: float, alpha: Estimate, beta: Estimate) -> Estimate | None:
+    """Alpha x beta; its interval by the delta method on the logarithm, if both are bounded."""
+    if line.alpha <= 0:
         return None
+    value = line.alpha / line.slope
+    if alpha.lo is None or beta.hi is None:
+        return Estimate(value, None, None, alpha.confidence)
     variance = (
-        covariance[0, 0] / alpha**2
-        + covariance[1, 1] / slope**2
-        - 2 * covariance[0, 1] / (alpha * slope)
+        line.covariance[0, 0] / line.alpha**2
+        + line.covariance[1, 1] / line.slope**2
+        - 2 * line.covariance[0, 1] / (line.alpha * line.slope)
     )
-    factor = math.exp(min(quantile * math.sqrt(max(float(variance), 0.0)), 700.0))
-    return Estimate(alpha / slope, alpha / slope / factor, alpha / slope * factor, confidence)
+    factor = math.exp(quantile * math.sqrt(max(float(variance), 0.0)))
+    return Estimate(value, value / factor, value * factor, alpha.confidence)
 
 
 def _between(values: Sequence[float], confidence: float) -> Estimate:

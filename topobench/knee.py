@@ -183,7 +183,7 @@ def _find_bend(places: tuple[float, ...], logs: Sequence[float], confidence: flo
     away = y - coarse.line @ (coarse.line.T @ y)
     total = float(away @ away)
     # Rounding leaves about 1e-16 of the values' size in an exact fit.
-    floor = 1e-28 * float(y @ y)
+    floor = 1e-28 * max(float(y @ y), 1.0)
     gain = float(coarse.gains(y).max())
     if gain / max(total - gain, floor) * free < _lucky_gain(places):
         return None

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from topobench.knee import FALSE_RATE, MIN_POINTS, Knee, Side, find_knee
+from topobench.reading import CiLevel
+
+Values = NDArray[np.floating[Any]]
+Curve = Callable[[Values], Values]
+HALF_OCTAVES = 128 * 2.0 ** np.arange(0, 8.5, 0.5)
+"""128 ... 32K."""
+OCTAVES = 128 * 2.0 ** np.arange(0, 9)
+RUNS = 300
+
+
+def knee(x: Values, y: Values, side: Side = Side.RISING) -> Knee:
+    return find_knee(x.tolist(), y.tolist(), side=side, level=CiLevel.BETWEEN)
+
+
+def corner(x: Values) -> Values:
+    """Doubles with the size, then stands still."""
+    return np.minimum(x / 2000, 1.0)
+
+
+def corner_of_powers(x: Values) -> Values:
+    return np.minimum((x / 2000) ** 0.8, (x / 2000) ** 0.1)
+
+
+def saturating(x: Values) -> Values:
+    """Bandwidth of t = alpha + S / beta; half of it at 2000."""
+    return 1 / (1 + 2000 / x)
+
+
+def declining(x: Values) -> Values:
+    return np.minimum(1.0, (2000 / x) ** 0.5)
+
+
+@pytest.mark.parametrize("sizes", [HALF_OCTAVES, OCTAVES], ids=["half octaves", "octaves"])
+@pytest.mark.parametrize(
+    ("curve", "side"),
+    [
+        (corner, Side.RISING),
+        (corner_of_powers, Side.RISING),
+        (saturating, Side.RISING),
+        (declining, Side.FALLING),
+    ],
+)
+@pytest.mark.parametrize("relative", [0.003, 0.01])
+def test_planted_knees_are_found_with_intervals_that_cover(
+    curve: Curve, side: Side, sizes: Values, relative: float
+) -> None:
+    """The knee lies at 2000, between the sizes measured."""
+    generator = np.random.default_rng(len(sizes))
+    found = covered = 0
+    for _ in range(RUNS):
+        y = curve(sizes) * np.exp(relative * generator.standard_normal(len(sizes)))
+        size = knee(sizes, y, side).size
+        if size is None:
+            continue
+        found += 1
+        covered += (size.lo or 0) <= 2000 <= (size.hi or math.inf)
+    assert found / RUNS >= (0.9 if sizes is HALF_OCTAVES else 0.6)
+    # Planted widths lie on the edge of those tried, so the interval may be a little wide.
+    assert covered / found >= 0.93
+
+
+def test_an_exact_corner_is_found_where_it_is() -> None:
+    found = knee(HALF_OCTAVES, corner(HALF_OCTAVES))
+    assert found.size is not None
+    assert found.size.value == pytest.approx(2000, rel=0.01)
+    assert found.by_chord == 2048
+    assert found.width_octaves == 0
+    assert found.slope_before == pytest.approx(1, abs=0.01)
+    assert found.slope_after == pytest.approx(0, abs=0.01)
+    assert found.level is CiLevel.BETWEEN
+    assert found.reason == "both methods agree within one step of the sizes"
+
+
+def test_a_saturating_curve_bends_at_n_half_whatever_the_range_of_sizes() -> None:
+    """Kneedle alone moves with the ends of the range; 2000 is 2^10.97."""
+    for first in (4, 6, 8):
+        x = 2.0 ** np.arange(first, first + 10, 0.5)
+        found = knee(x, saturating(x))
+        assert found.size is not None
+        assert found.size.value == pytest.approx(2000, rel=0.02)
+        assert found.width_octaves == 1
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.3, 1.0, -0.4])
+@pytest.mark.parametrize("sizes", [HALF_OCTAVES, OCTAVES], ids=["half octaves", "octaves"])
+@pytest.mark.parametrize("side", Side)
+def test_straight_lines_have_no_knee(slope: float, sizes: Values, side: Side) -> None:
+    generator = np.random.default_rng(7)
+    false = 0
+    for _ in range(500):
+        y = sizes**slope * np.exp(0.02 * generator.standard_normal(len(sizes)))
+        false += knee(sizes, y, side).size is not None
+    assert false / 500 <= FALSE_RATE + 3 * math.sqrt(FALSE_RATE / 500)
+
+
+def test_straight_lines_with_much_noise_have_no_knee() -> None:
+    """The two methods must agree, so far fewer than the 1 % of one of them remain."""
+    generator = np.random.default_rng(8)
+    false = 0
+    for _ in range(3000):
+        y = np.exp(0.3 * generator.standard_normal(17))
+        false += knee(HALF_OCTAVES, y * HALF_OCTAVES).size is not None
+    assert false / 3000 <= FALSE_RATE
+
+
+def test_exact_straight_lines_have_no_knee() -> None:
+    for slope in (0.0, 0.5, 1.0):
+        found = knee(HALF_OCTAVES, HALF_OCTAVES**slope)
+        assert found.size is None
+        assert found.reason == "no knee: a straight line describes the curve as well"
+
+
+def test_a_curve_that_bends_everywhere_has_no_knee() -> None:
+    """A parabola on logarithmic axes: any place is as good as another."""
+    u = np.log2(HALF_OCTAVES / 128)
+    found = knee(HALF_OCTAVES, 2.0 ** (u - u**2 / 17))
+    assert found.size is None
+    assert "bends gradually" in found.reason
+
+
+def test_a_curve_that_bends_upwards_has_no_knee() -> None:
+    assert knee(HALF_OCTAVES, np.maximum(HALF_OCTAVES / 2000, 1.0)).size is None
+
+
+def test_both_sides_of_a_peak_are_searched_apart() -> None:
+    """Grows up to 700, declines from 9000 on."""
+    x = 64 * 2.0 ** np.arange(0, 11, 0.5)
+    y = np.minimum(np.minimum(x / 700, 1.0), (9000 / x) ** 0.5)
+    rising, falling = knee(x, y), knee(x, y, Side.FALLING)
+    assert rising.size is not None
+    assert falling.size is not None
+    assert rising.size.value == pytest.approx(700, rel=0.02)
+    assert falling.size.value == pytest.approx(9000, rel=0.02)
+
+
+def test_a_curve_that_only_grows_has_nothing_to_search_on_the_falling_side() -> None:
+    found = knee(HALF_OCTAVES, HALF_OCTAVES**0.8, Side.FALLING)
+    assert found.size is None
+    assert found.reason == f"no knee: 1 sizes on the falling side; {MIN_POINTS} are needed"
+
+
+def test_an_interval_that_the_sizes_do_not_bound_has_no_end() -> None:
+    generator = np.random.default_rng(11)
+    seen = []
+    for _ in range(200):
+        y = corner(OCTAVES) ** 0.5 * np.exp(0.06 * generator.standard_normal(9))
+        size = knee(OCTAVES, y).size
+        if size is not None:
+            seen.append(size)
+    assert any(size.hi is None or size.lo is None for size in seen)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
+def test_values_that_are_no_positive_numbers_are_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="throughputs: value 1"):
+        knee(np.array([1.0, 2.0]), np.array([1.0, bad]))
+    with pytest.raises(ValueError, match="sizes: value 0"):
+        knee(np.array([bad, 2.0]), np.array([1.0, 2.0]))
+
+
+def test_impossible_requests_are_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match="2 sizes and 1 throughputs"):
+        knee(np.array([1.0, 2.0]), np.array([1.0]))
+    with pytest.raises(ValueError, match="must ascend"):
+        knee(np.array([1.0, 2.0, 2.0]), np.array([1.0, 2.0, 3.0]))
