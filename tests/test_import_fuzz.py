@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from documents import check
+from topobench.db.columns import parse_time
 from topobench.errors import ImportFailed
 from topobench.importers import document as shared
 from topobench.importers import nccl_tests, nvbandwidth
-from topobench.importers.cells import Origin, cells_and_runs, import_host
+from topobench.importers.cells import Origin, cells_and_runs, import_host, started_at
 from topobench.importers.document import Document
 
 DATA = Path(__file__).parent / "data"
@@ -61,6 +62,7 @@ def survives(text: str) -> None:
         document = found.to_json()
         check(json.loads(json.dumps(document)), "import")
         json.dumps(document).encode("utf-8")
+        assert parse_time(started_at(found, Origin(), "2026-11-29T00:00:00Z")[0]).year > 0
         try:
             made = cells_and_runs(found, "0" * 64, "import:x", "2026-11-29T00:00:00Z")
         except ImportFailed:

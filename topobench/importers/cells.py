@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -98,15 +99,21 @@ def started_at(document: Document, origin: Origin, now: str) -> tuple[str, tuple
     """When a result was measured, UTC, and what is to be said about that."""
     if origin.taken_at is not None:
         return origin.taken_at, ()
-    stamps = [document.facts.get("local_start_time"), *(_stamp(r) for r in document.rows[:1])]
-    local = next((s for s in stamps if s), None)
+    printed = [document.facts.get("local_start_time")]
+    printed += [getattr(r, "timestamp", None) for r in document.rows[:1]]
+    local = next((m for m in map(_moment, printed) if m), None)
     if local is None:
         return now, ("no time in the file: stored under the time of the import (--taken-at)",)
-    return f"{local.replace(' ', 'T')}Z", ("the file's local time is taken as UTC (--taken-at)",)
+    return local, ("the file's local time is taken as UTC (--taken-at)",)
 
 
-def _stamp(row: Any) -> str | None:
-    return getattr(row, "timestamp", None)
+def _moment(text: str | None) -> str | None:
+    """A printed local time as if it were UTC; None if it is no time."""
+    try:
+        moment = datetime.datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return f"{moment.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 
 def cells_and_runs(
@@ -211,7 +218,8 @@ def _collectives(document: Document) -> Iterator[_Measured]:
 
 def _collective_params(document: Document, row: nccl_tests.Row) -> dict[str, Scalar]:
     asked = document.requested
-    names = {r.host for r in document.facts["ranks"]}
+    listed = document.facts["ranks"]
+    names = {r.host for r in listed if r.group == listed[0].group}
     return {
         "op": document.facts["op"],
         "bytes": row.size_bytes,
