@@ -189,7 +189,7 @@ def _unprivileged(url: URL) -> Iterator[Connection]:
         try:
             connection = stack.enter_context(_session(reader))
             powers_of_reader = _powers(connection)
-        except StoreUnreachable as error:
+        except StoreError as error:
             raise _refusal(url, powers, f"{ROLE} cannot log in ({error})") from error
         if powers_of_reader:
             raise _refusal(url, powers, f"{ROLE} may do more too ({', '.join(powers_of_reader)})")
