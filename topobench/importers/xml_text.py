@@ -110,7 +110,7 @@ class _Builder:
         if text.strip():
             self.open[-1].text += text
 
-    def _doctype(self, name: str, system: str, public: str, has_subset: int) -> None:
+    def _doctype(self, name: str, system: str | None, public: str | None, has_subset: bool) -> None:
         if has_subset:
             self._refuse()
 
