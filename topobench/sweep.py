@@ -52,12 +52,8 @@ class Watcher(Protocol):
         """Called after the run was committed."""
 
 
-class Interrupted(Exception):
-    """A signal asked for the end."""
-
-
 _HostDone = str
-_Event = tuple[Cell, Run | None] | _HostDone | BaseException
+_Event = tuple[Cell, Run | None] | _HostDone
 
 
 def drive(
@@ -107,32 +103,35 @@ def _collect(
     stop: threading.Event,
 ) -> list[Run]:
     runs: list[Run] = []
-    cancelled = False
-    while hosts:
-        if stop.is_set() and not cancelled:
-            cancelled = True
-            for agent in agents:
-                agent.cancel()
-        try:
-            event = events.get(timeout=0.2)
-        except queue.Empty:
-            continue
-        if isinstance(event, BaseException):
-            stop.set()
-            for agent in agents:
-                agent.cancel()
-            raise event
-        if isinstance(event, _HostDone):
-            hosts -= 1
-            continue
-        cell, run = event
-        if run is None:
-            watcher.cell_started(cell)
-            continue
-        recorder.put_run(run)
-        runs.append(run)
-        watcher.run_finished(cell, run)
+    try:
+        while hosts:
+            if stop.is_set():
+                _cancel(agents)
+            try:
+                event = events.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            if isinstance(event, _HostDone):
+                hosts -= 1
+                continue
+            cell, run = event
+            if run is None:
+                watcher.cell_started(cell)
+                continue
+            recorder.put_run(run)
+            runs.append(run)
+            watcher.run_finished(cell, run)
+    except BaseException:  # nobody listens any more: no worker may go on measuring
+        stop.set()
+        _cancel(agents)
+        raise
     return runs
+
+
+def _cancel(agents: Sequence[Agent]) -> None:
+    """End running workers; once more does no harm."""
+    for agent in agents:
+        agent.cancel()
 
 
 def _run_host(
@@ -142,14 +141,12 @@ def _run_host(
     events: queue.Queue[_Event],
     stop: threading.Event,
 ) -> None:
+    lost: str | None = None
     try:
-        lost: str | None = None
         for batch in batches(cells):
             if stop.is_set():
                 break
             lost = _run_batch(agent, batch, attempts, events, lost)
-    except BaseException as error:  # the driver's own thread must hear of it
-        events.put(error)
     finally:
         events.put(agent.host.key)
 
@@ -173,17 +170,30 @@ def _run_batch(
                     events.put((next(iter(waiting.values())), None))
         except AgentError as error:
             lost = str(error)
-    for cell in waiting.values():
-        events.put((cell, _lost(cell, attempts.get(cell.id, 1), lost or "no result came back")))
+        except Exception as error:  # a fault of ours on that host; its next batch may do
+            fault = Reason(ReasonCode.INTERNAL, f"{type(error).__name__}: {error}")
+            _give_up(waiting, attempts, events, fault)
+            return None
+    _give_up(waiting, attempts, events, Reason(ReasonCode.HOST_LOST, lost or "no result came back"))
     return lost
 
 
-def _lost(cell: Cell, attempt: int, text: str) -> Run:
+def _give_up(
+    waiting: Mapping[str, Cell],
+    attempts: Mapping[str, int],
+    events: queue.Queue[_Event],
+    reason: Reason,
+) -> None:
+    for cell in waiting.values():
+        events.put((cell, _failed(cell, attempts.get(cell.id, 1), reason)))
+
+
+def _failed(cell: Cell, attempt: int, reason: Reason) -> Run:
     return Run(
         id=str(uuid.uuid4()),
         cell=cell.id,
         status=Status.FAILED,
-        reason=Reason(ReasonCode.HOST_LOST, text),
+        reason=reason,
         started_at=utc_now(),
         duration_seconds=0.0,
         attempt=attempt,

@@ -92,6 +92,7 @@ class RayAgent:
 
         Raises:
             AgentError: The host or its agent is gone; cells without a run did not finish.
+            RuntimeError: A fault of ours in the agent, which lives on.
         """
         stream = self._actor.run.options(num_returns="streaming").remote(
             [to_json(c) for c in cells], dict(attempts)
@@ -99,6 +100,8 @@ class RayAgent:
         try:
             for reference in stream:
                 yield Run.from_json(ray.get(reference))
+        except RayTaskError as error:
+            raise RuntimeError(_text(error)) from error
         except RayError as error:
             raise AgentError(f"host {self.host.name}: {_text(error)}") from error
 
