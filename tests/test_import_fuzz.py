@@ -162,6 +162,6 @@ def test_a_deep_nest_is_refused() -> None:
 
 def test_an_imported_host_says_nothing_it_does_not_know() -> None:
     host = import_host(Origin(), "0" * 64, "2026-11-29T00:00:00Z")
-    assert (host.key, host.name, host.address) == ("import:" + "0" * 16, "unknown", "unknown")
+    assert (host.key, host.name, host.address) == ("import:" + "0" * 16, "unknown", "")
     assert host.topology.gpus == ()
     assert host.topology.cpus.online is None

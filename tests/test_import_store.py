@@ -336,6 +336,19 @@ def test_people_see_figures_and_what_became_of_the_file(
     assert "host_to_device_memcpy_ce cpu 0 gpu 1 55.4 GB/s" in " ".join(out.split())
 
 
+def test_a_report_of_an_import_says_nothing_it_does_not_know(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("import", "nccl-tests", ALL_REDUCE, "--host", "h07", "--format", "json")
+    _, out, _ = command(*words, capsys=capsys)
+    code, out, _ = command("report", json.loads(out)["stored"]["sweep"], capsys=capsys)
+    assert code == 0
+    assert "h07" in out
+    assert "topobench did not measure or discover this host" in " ".join(out.split())
+    for claim in ("no NVIDIA driver", "no torch", "no numactl"):
+        assert claim not in out
+
+
 def test_a_gigabyte_in_one_line_is_refused_by_its_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

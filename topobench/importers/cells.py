@@ -87,7 +87,7 @@ def import_host(origin: Origin, digest: str, taken_at: str) -> Host:
         key=host_key(origin, digest),
         key_source="import",
         name=origin.host,
-        address=UNKNOWN,
+        address="",
         facts=facts,
         topology=origin.topology or nothing,
         labels={"sku": origin.sku} if origin.sku else {},

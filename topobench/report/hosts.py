@@ -47,6 +47,9 @@ def hosts_section(
 def one_host(host: Host) -> Sheet:
     """A host in some lines."""
     found, runs = host["description"], host.get("facts") or {}
+    if not found.get("cpus") and str(host.get("key")).startswith("import:"):
+        sku = clean(host.get("sku") or UNKNOWN)  # all that is known of an imported host
+        return facts([("host", name_and_address(host)), ("hardware", sku)])
     return facts(
         [
             ("host", name_and_address(host)),
