@@ -13,7 +13,6 @@ from fake_nvml import LOST, NO_PERMISSION, NOT_SUPPORTED, FakeNvml, Refusal, gpu
 from made_machine import GPU, Eight, add_cpus, add_node, add_pci, write
 from topobench.agents.discover import NvmlFacts, discover, read_nvml
 from topobench.agents.discover.cuda_order import cuda_indices
-from topobench.agents.discover.nvml import read_processes
 from topobench.topology import Gpu, Known, NodeKind, Topology
 from topobench.topology import Path as TopologyPath
 
@@ -333,15 +332,3 @@ def test_broken_capture_of_nvml_is_said(root: Path) -> None:
     found = discover(root)
     assert found.warnings[0].code == "nvml"
     assert "topobench/nvml.json" in found.warnings[0].text
-
-
-def test_programs_that_compute_are_listed_by_gpu() -> None:
-    busy = gpu(
-        0,
-        "0000:1a:00.0",
-        DeviceGetComputeRunningProcesses=[SimpleNamespace(pid=12), SimpleNamespace(pid=7)],
-    )
-    silent = gpu(1, "0000:9b:00.0")
-    uuid = busy["DeviceGetUUID"]
-    assert read_processes(FakeNvml([busy, silent, Refusal(LOST)])) == {uuid: (7, 12)}
-    assert read_processes(FakeNvml([busy], {"Init": Refusal(9)})) is None

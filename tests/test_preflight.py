@@ -125,7 +125,7 @@ def test_facts_import_neither_torch_nor_other_heavy_packages() -> None:
         import sys
         from topobench.agents import preflight
         from topobench.agents.discover import discover
-        preflight.facts(discover()), preflight.conditions()
+        preflight.facts(discover())
         print(*{"torch", "ray", "sqlalchemy", "numpy", "numba"} & set(sys.modules))
     """
     assert run_python(program) == ""
@@ -308,37 +308,6 @@ def test_addresses_give_different_keys(tmp_path: Path) -> None:
     assert a != b
 
 
-def test_conditions_of_this_host() -> None:
-    found = preflight.conditions()
-    assert found["load_1m"] == pytest.approx(os.getloadavg()[0], abs=2)
-    assert sorted(found) == [
-        "gpu_processes",
-        "load_1m",
-        "steal_seconds",
-        "throttled_count",
-        "throttled_seconds",
-    ]
-
-
-def test_programs_on_a_gpu_are_foreign_unless_a_worker_started_them() -> None:
-    """Known by the marker in the environment, as it was at the start of the program."""
-    command = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"]
-    environments = [{**os.environ, "TOPOBENCH_WORKER": "w-1"}, dict(os.environ)]
-    environments[1].pop("TOPOBENCH_WORKER", None)
-    children = [
-        subprocess.Popen(command, env=e, stdout=subprocess.PIPE, text=True) for e in environments
-    ]
-    try:
-        for child in children:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "1\n"
-        assert preflight.foreign(c.pid for c in children) == [children[1].pid]
-    finally:
-        for child in children:
-            child.kill()
-            child.communicate()
-
-
 CGROUP = {
     "proc/self/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0",
     "proc/self/cgroup": "0::/pod/box",
@@ -369,9 +338,3 @@ def test_cpu_quota_is_the_tightest_of_the_group_and_its_parents(tmp_path: Path) 
     write(tmp_path, "sys/fs/cgroup/pod/cpu.max", "50000 100000")
     (tmp_path / "sys/devices").mkdir(parents=True)
     assert discover(tmp_path).cpus.quota_cpus == 0.5
-
-
-def test_steal_is_read_in_seconds(tmp_path: Path) -> None:
-    write(tmp_path, "proc/stat", "cpu  1 2 3 4 5 6 7 250 0 0\ncpu0 1 2 3 4 5 6 7 250 0 0")
-    ticks = os.sysconf("SC_CLK_TCK")
-    assert preflight.steal_seconds(Tree.open(tmp_path)) == 250 / ticks

@@ -112,6 +112,8 @@ class ReasonCode(enum.StrEnum):
     INHERITED_BINDING = "inherited_binding"
     THROTTLED = "throttled"
     SHARED_GPU = "shared_gpu"
+    ECC_ERROR = "ecc_error"
+    GPU_LOST = "gpu_lost"
     BUSY = "busy"
     WRONG_BINDING = "wrong_binding"
     WRONG_DATA = "wrong_data"
@@ -337,12 +339,16 @@ class Reading:
         samples: In measured order, base unit, the warm-ups first (``summary.warmups`` of
             them, not summarised); empty if only a summary exists.
         point: Coordinates inside the run (``{"rank": 3}``); never the sweep's own.
+        times: When each sample was complete, in seconds since the cell's start (in a probe:
+            by the monotonic clock), or empty. They go from the worker to its agent, which
+            holds them against what it saw of the devices meanwhile; they are not stored.
     """
 
     metric: str
     summary: Summary
     samples: tuple[float, ...] = ()
     point: Mapping[str, Scalar] = field(default_factory=dict)
+    times: tuple[float, ...] = ()
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Reading:
@@ -352,6 +358,7 @@ class Reading:
             Summary.from_json(value["summary"]),
             tuple(value["samples"]),
             dict(value["point"]),
+            tuple(value.get("times", ())),
         )
 
 

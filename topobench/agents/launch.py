@@ -8,11 +8,13 @@ end and describes the messages.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,14 @@ from topobench.reading import (
 from topobench.topology import format_cpu_list, parse_cpu_list
 
 _WORKER = "topobench.probes.worker"
+
+Watch = Callable[[Cell], AbstractContextManager[Mapping[str, Any]]]
+"""Watches the host while a cell is measured; at the end it has what the run's conditions keep."""
+
+
+def unwatched(cell: Cell) -> AbstractContextManager[Mapping[str, Any]]:
+    """A :data:`Watch` that sees nothing."""
+    return contextlib.nullcontext({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,7 @@ class Launcher:
         log_dir: Folder for the logs of workers that wrote something.
         interface: Network interface that gangs meet on, or None to derive it.
         targets: ``module:Class`` of probes that are in no registry, by name.
+        watch: Called around the measurement of each cell.
     """
 
     def __init__(
@@ -85,6 +96,7 @@ class Launcher:
         interface: str | None = None,
         limits: Limits = Limits(),
         targets: Mapping[str, str] | None = None,
+        watch: Watch = unwatched,
     ) -> None:
         self._sweep = sweep
         self._host = host
@@ -93,6 +105,7 @@ class Launcher:
         self._interface = interface
         self._limits = limits
         self._targets = targets or {}
+        self._watch = watch
         self._gang: Gang | None = None
 
     def run(
@@ -153,7 +166,9 @@ class Launcher:
         going = True
         while going and batch.left and not stop.is_set():
             cell = batch.left.pop(0)
-            outcome = gang.measure(self._go(cell), self._limits.of(cell), stop)
+            with self._watch(cell) as seen:
+                outcome = gang.measure(self._go(cell), self._limits.of(cell), stop)
+            outcome = replace(outcome, conditions={**outcome.conditions, **seen})
             going = bool(batch.left) and gang.usable()
             if not going:
                 outcome = replace(outcome, warnings=(*outcome.warnings, *gang.finish()))

@@ -1,4 +1,4 @@
-"""What a host can run, beside its wiring; its key; and the conditions around a run."""
+"""What a host can run, beside its wiring; and its key."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterable
-from typing import Any
 
 import topobench
-from topobench import processes
 from topobench.agents.discover.cgroups import read_limits
-from topobench.agents.discover.nvml import read_processes
 from topobench.agents.discover.tree import Tree
 from topobench.agents.handshake import greet
 from topobench.agents.memory_policy import memory_policy
@@ -100,44 +97,12 @@ def host_key(id: str | None, address: str, *, root: str = "/") -> tuple[str, str
     return _digest(address), "address"
 
 
-def conditions() -> dict[str, Any]:
-    """
-    What may disturb a run, to be read before and after it.
-
-    Keys: load_1m; steal_seconds, throttled_count and throttled_seconds (counters since
-    start, so a run's share is the difference; None where unknown); gpu_processes (GPU
-    UUID -> pids of programs on it that no worker of ours started), None without NVML.
-    """
-    tree = Tree.open("/")
-    limits = read_limits(tree)
-    running = read_processes()
-    return {
-        "load_1m": os.getloadavg()[0],
-        "steal_seconds": steal_seconds(tree),
-        "throttled_count": limits.throttled_count,
-        "throttled_seconds": limits.throttled_seconds,
-        "gpu_processes": None if running is None else {u: foreign(p) for u, p in running.items()},
-    }
-
-
-def foreign(pids: Iterable[int]) -> list[int]:
-    """Those that no worker of ours started; a pid of another container counts as foreign."""
-    return [p for p in pids if processes.marker(p, processes.WORKER) is None]
-
-
 def available_memory(tree: Tree) -> int | None:
     """Bytes a new process may use: MemAvailable, or what a control group leaves."""
     match = re.search(r"^MemAvailable:\s*(\d+) kB", tree.text("proc/meminfo") or "", re.MULTILINE)
     found = [int(match[1]) << 10] if match else []
     headroom = read_limits(tree).memory_bytes
     return min(found + ([] if headroom is None else [headroom]), default=None)
-
-
-def steal_seconds(tree: Tree) -> float | None:
-    """Time a hypervisor kept from this guest's CPUs since boot."""
-    match = re.match(r"cpu +(.*)", tree.text("proc/stat") or "")
-    fields = match[1].split() if match else []
-    return int(fields[7]) / os.sysconf("SC_CLK_TCK") if len(fields) > 7 else None
 
 
 def _versions(packages: Iterable[str]) -> dict[str, str]:

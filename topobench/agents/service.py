@@ -10,12 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from topobench import validity
 from topobench.agents import preflight
+from topobench.agents.conditions.monitor import Monitor
 from topobench.agents.discover import discover
 from topobench.agents.host_lock import HostLock
 from topobench.agents.launch import Launcher
 from topobench.host import Host
 from topobench.reading import Cell, Run
+from topobench.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class HostService:
         self._stop = threading.Event()
         self._lock: HostLock | None = None
         self._launcher: Launcher | None = None
+        self._topology: Topology | None = None
+        self._monitor = Monitor(sweep=request.sweep)
         self._log_dir: Path | None = None
 
     def describe(self) -> Host:
@@ -65,6 +70,7 @@ class HostService:
             self._lock = HostLock(sweep=self._request.sweep)
             self._lock.acquire()
         host = describe_host(self._request)
+        self._topology = host.topology
         self._log_dir = Path(tempfile.mkdtemp(prefix="topobench-logs-"))
         self._launcher = Launcher(
             sweep=self._request.sweep,
@@ -72,19 +78,19 @@ class HostService:
             env=self._request.env,
             log_dir=self._log_dir,
             interface=self._request.interface,
+            watch=self._monitor.watch,
         )
         return host
 
     def run(self, cells: Sequence[Cell], attempts: Mapping[str, int]) -> Iterator[Run]:
         """Run cells of one arm in one fresh worker (or gang); one Run a cell, as it ends."""
-        if self._launcher is None:
+        if self._launcher is None or self._topology is None:
             raise RuntimeError("describe() comes first")
-        before = preflight.conditions()
+        by_id = {cell.id: cell for cell in cells}
         for run in self._launcher.run(cells, stop=self._stop, attempt=attempts):
-            after = preflight.conditions()
-            around = {"before": before, "after": after}
-            yield replace(run, conditions={**run.conditions, "host": around})
-            before = after
+            set_to = {**run.environment, "host_settings": dict(self._monitor.settings)}
+            judged = validity.judge(run, by_id[run.cell], self._topology)
+            yield replace(judged, environment=set_to)
 
     def cancel(self) -> None:
         """End the running worker at once; its cells become ``aborted``."""
@@ -93,6 +99,7 @@ class HostService:
     def close(self) -> None:
         """Stop workers, free the lock, remove logs."""
         self._stop.set()
+        self._monitor.close()
         if self._lock is not None:
             self._lock.release()
         if self._log_dir is not None:

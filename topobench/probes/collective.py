@@ -17,7 +17,7 @@ import re
 import socket
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -359,7 +359,7 @@ class Rounds:
                     break
         self._group.agree([_STOP, 0])
         slowest = sampler.timed(count)
-        by_rank = (Timed(tuple(r), slowest.warmups, slowest.stop_reason, count) for r in rows)
+        by_rank = (replace(slowest, samples=tuple(r)) for r in rows)
         return GangTimes(slowest, tuple(by_rank), self.discarded)
 
     def _samples_a_round(self, count: int, sampler: Sampler) -> int:

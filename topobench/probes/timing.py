@@ -45,12 +45,14 @@ class Timed:
         samples: Seconds per operation, in measured order, the warm-ups first.
         operations: Operations in each sample.
         stop_reason: As in ``reading.Summary``.
+        ends: When each sample was complete, by the monotonic clock; empty if not known.
     """
 
     samples: tuple[float, ...]
     warmups: int
     stop_reason: str
     operations: int = 1
+    ends: tuple[float, ...] = ()
 
     def durations(self, metric: str, *, point: Mapping[str, Scalar] | None = None) -> Reading:
         """A reading in seconds per operation."""
@@ -66,7 +68,7 @@ class Timed:
         self, metric: str, samples: tuple[float, ...], point: Mapping[str, Scalar] | None
     ) -> Reading:
         summary = stats.summarise(samples, warmups=self.warmups, stop_reason=self.stop_reason)
-        return Reading(metric, summary, samples, dict(point or {}))
+        return Reading(metric, summary, samples, dict(point or {}), self.ends)
 
 
 @dataclass
@@ -88,6 +90,7 @@ class Sampler:
     clock: Callable[[], float] = time.monotonic
     warm: list[float] = field(default_factory=list)
     counted: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
     stop_reason: str | None = None
     _started: float = field(init=False)
     _warming: bool = field(default=True, init=False)
@@ -96,7 +99,9 @@ class Sampler:
         self._started = self.clock()
 
     def add(self, sample: float) -> None:
-        """Take in the next sample, in seconds per operation."""
+        """Take in the next sample, in seconds per operation, as soon as it is complete."""
+        if self.stop_reason is None:
+            self.ends.append(self.clock())
         if self._warming:
             self.warm.append(sample)
             over = self._spent() >= WARMUP_SHARE * self.budget_seconds
@@ -119,7 +124,8 @@ class Sampler:
         if not self.counted:
             raise ProbeError(ReasonCode.UNTIMEABLE, "no sample was taken after the warm-up")
         reason = self.stop_reason or "aborted"
-        return Timed((*self.warm, *self.counted), len(self.warm), reason, operations)
+        samples = (*self.warm, *self.counted)
+        return Timed(samples, len(self.warm), reason, operations, tuple(self.ends))
 
     def _why_stop(self) -> str | None:
         if stats.should_stop(self.counted, self.tolerance):

@@ -16,6 +16,7 @@ stdout and stderr go to a log file. Nothing heavy is imported before the binding
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import json
 import math
@@ -107,7 +108,7 @@ class Worker:
         """Run one cell; true if this process must not measure any more."""
         began, wall = time.monotonic(), time.time()
         self._line.allow(go["deadline_seconds"] + lifeline.SLACK_SECONDS)
-        attempt = Attempt(self._channel, go["cell"], self._binding, self._rank)
+        attempt = Attempt(self._channel, go["cell"], self._binding, self._rank, began)
         failure = self._measure(go, attempt, began)
         self._line.allow(math.inf)  # the next cell comes when the launcher likes
         seconds = time.monotonic() - began
@@ -177,12 +178,20 @@ class Worker:
 
 
 class Attempt:
-    """What one cell gathers while it runs."""
+    """
+    What one cell gathers while it runs.
 
-    def __init__(self, channel: Channel, cell: str, binding: Binding, rank: int) -> None:
+    Args:
+        began: Monotonic clock at the cell's start.
+    """
+
+    def __init__(
+        self, channel: Channel, cell: str, binding: Binding, rank: int, began: float
+    ) -> None:
         self._channel = channel
         self._cell = cell
         self._rank = rank
+        self._began = began
         self.placement = Placement(binding)
         self.conditions: dict[str, Any] = {}
         self.warnings: list[str] = []
@@ -251,7 +260,9 @@ class Attempt:
 
     def _report(self, reading: Reading) -> None:
         if self._rank == 0:
-            self._channel.send("reading", cell=self._cell, reading=reading)
+            times = tuple(round(at - self._began, 6) for at in reading.times)
+            told = dataclasses.replace(reading, times=times)
+            self._channel.send("reading", cell=self._cell, reading=told)
 
 
 def _probe(go: Mapping[str, Any]) -> Probe:

@@ -80,7 +80,7 @@ def read(library: Any = None) -> NvmlFacts:
     Args:
         library: A module like pynvml; None imports pynvml itself.
     """
-    library = library or _library()
+    library = library or load()
     if library is None:
         return NvmlFacts(error="the Python package nvidia-ml-py is not installed")
     try:
@@ -100,30 +100,8 @@ def read(library: Any = None) -> NvmlFacts:
         library.nvmlShutdown()
 
 
-def read_processes(library: Any = None) -> dict[str, tuple[int, ...]] | None:
-    """GPU UUID -> pids that compute on it; None where NVML cannot be asked."""
-    library = library or _library()
-    if library is None:
-        return None
-    try:
-        library.nvmlInit()
-    except library.NVMLError:
-        return None
-    try:
-        ask = _Asker(library)
-        found = {}
-        for index in range(ask("DeviceGetCount") or 0):
-            handle = ask("DeviceGetHandleByIndex", index)
-            uuid = _text(ask("DeviceGetUUID", handle)) if handle is not None else None
-            running = ask("DeviceGetComputeRunningProcesses", handle) if uuid else None
-            if uuid and running is not None:
-                found[uuid] = tuple(sorted({p.pid for p in running}))
-        return found
-    finally:
-        library.nvmlShutdown()
-
-
-def _library() -> Any:
+def load() -> Any:
+    """The module pynvml, or None where it is not installed."""
     try:
         return importlib.import_module("pynvml")
     except ImportError:
