@@ -7,7 +7,7 @@ is not given answers "not supported", as an old card does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +28,8 @@ class FakeNvml:
 
     NVMLError = pynvml.NVMLError
     c_nvmlGpuFabricInfo_v2_t = pynvml.c_nvmlGpuFabricInfo_v2_t  # noqa: N815
+    c_nvmlGpmMetricsGet_t = pynvml.c_nvmlGpmMetricsGet_t  # noqa: N815
+    NVML_GPM_METRICS_GET_VERSION = pynvml.NVML_GPM_METRICS_GET_VERSION
 
     def __init__(self, gpus: Sequence[Any], system: dict[str, Any] | None = None) -> None:
         self.gpus = gpus
@@ -48,6 +50,10 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:  # noqa: N802
         return _answer(self.gpus[index], ())
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:  # noqa: N802
+        known = [g for g in self.gpus if isinstance(g, dict) and g["DeviceGetUUID"] == uuid]
+        return _answer(known[0] if known else Refusal(NOT_FOUND), ())
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         key = name.removeprefix("nvml")
@@ -105,12 +111,25 @@ def links(remotes: Sequence[str | None]) -> Callable[[int], Any]:
     return state
 
 
-def fields(megabytes_per_second: int) -> Callable[[Any], Any]:
-    """Answers of DeviceGetFieldValues: every field holds the same number."""
+def fields(
+    megabytes_per_second: int, chip_links: int | None = None, chip_rate: int | None = None
+) -> Callable[[Any], Any]:
+    """
+    Answers of DeviceGetFieldValues: speed of a link, number of chip links, speed of one.
+
+    Other fields, and those given as None, are not supported.
+    """
+    known = {90: megabytes_per_second, 164: megabytes_per_second, 170: chip_links, 172: chip_rate}
 
     def values(wanted: Sequence[Any]) -> list[Any]:
-        value = SimpleNamespace(uiVal=megabytes_per_second)
-        return [SimpleNamespace(nvmlReturn=0, value=value) for _ in wanted]
+        ids = [w[0] if isinstance(w, tuple) else w for w in wanted]
+        return [
+            SimpleNamespace(
+                nvmlReturn=NOT_SUPPORTED if known.get(i) is None else 0,
+                value=SimpleNamespace(uiVal=known.get(i) or 0),
+            )
+            for i in ids
+        ]
 
     return values
 
@@ -119,3 +138,24 @@ def mask(cpus: Sequence[int], words: int = 64) -> list[int]:
     """An affinity mask as NVML gives it."""
     bits = sum(1 << cpu for cpu in cpus)
     return [bits >> 64 * i & (1 << 64) - 1 for i in range(words)]
+
+
+def field_values(numbers: Mapping[int, int | Mapping[int, int]]) -> Callable[[Any], Any]:
+    """
+    Answers of DeviceGetFieldValues, as 64-bit counters.
+
+    Args:
+        numbers: Field id -> value, or link -> value; any other field is refused.
+    """
+
+    def values(wanted: Sequence[tuple[int, int]]) -> list[Any]:
+        found = []
+        for number, scope in wanted:
+            value = numbers.get(number)
+            value = value.get(scope) if isinstance(value, Mapping) else value
+            answer = SimpleNamespace(ullVal=value)
+            code = NOT_SUPPORTED if value is None else 0
+            found.append(SimpleNamespace(nvmlReturn=code, valueType=3, value=answer))
+        return found
+
+    return values

@@ -14,8 +14,9 @@ import pytest
 
 from topobench.agents.discover import discover
 from topobench.agents.discover.cpus import widest_affinity
-from topobench.agents.discover.tree import Tree, parse_cpu_mask
+from topobench.agents.discover.tree import Tree
 from topobench.errors import DiscoveryError
+from topobench.pcie import parse_cpu_mask
 from topobench.topology import parse_cpu_list
 
 LSTOPO = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from fake_nvml import FakeNvml, Refusal, gpu, links
+from fake_nvml import FakeNvml, Refusal, fields, gpu, links
 from made_machine import GPU, NIC, Eight, add_cpus, add_pci, add_rdma
 from topobench.agents.discover import discover, read_nvml
 from topobench.topology import Path as TopologyPath
 from topobench.topology import Topology
 
+GEN3_X16 = ("8.0 GT/s PCIe", "16", "8.0 GT/s PCIe", "16")
 GEN4_X8 = ("16.0 GT/s PCIe", "8", "16.0 GT/s PCIe", "8")
 GEN4_X16 = ("16.0 GT/s PCIe", "16", "16.0 GT/s PCIe", "16")
 
@@ -46,7 +47,7 @@ INNER = f"{SWITCH}/0000:02:00.0/0000:03:00.0"
     [
         (f"{SWITCH}/0000:02:00.0/0000:03:00.0", f"{SWITCH}/0000:02:01.0/0000:04:00.0", (0, 0),
          ("PIX", "PIX", 2)),
-        (f"{PORT}/0000:01:00.0", f"{PORT}/0000:01:00.1", (0, 0), ("PIX", "PIX", 2)),
+        (f"{PORT}/0000:01:00.0", f"{PORT}/0000:01:00.1", (0, 0), ("PIX", "PHB", 2)),
         (f"{INNER}/0000:04:00.0/0000:05:00.0", f"{INNER}/0000:04:01.0/0000:06:00.0", (0, 0),
          ("PIX", "PIX", 2)),
         (f"{INNER}/0000:04:00.0/0000:05:00.0", f"{SWITCH}/0000:02:01.0/0000:07:00.0", (0, 0),
@@ -158,6 +159,7 @@ def linked(index: int, address: str, peers: list[str]) -> dict[str, Any]:
         index,
         address,
         DeviceGetName="Tesla V100-SXM2-16GB",
+        DeviceGetCudaComputeCapability=(7, 0),
         DeviceGetNvLinkState=links(["gpu"] * len(peers)),
         DeviceGetNvLinkVersion=2,
         DeviceGetNvLinkRemoteDeviceType=0,
@@ -169,7 +171,7 @@ def test_gpus_joined_by_a_third_are_nvb_for_nccl_alone(tmp_path: Path) -> None:
     a, b, c = "0000:0a:00.0", "0000:0b:00.0", "0000:0c:00.0"
     add_cpus(tmp_path, [[0], [1]])
     for number, address in enumerate((a, b, c)):
-        add_pci(tmp_path, f"pci{address[:7]}/{address}", GPU, node=number % 2)
+        add_pci(tmp_path, f"pci{address[:7]}/{address}", GPU, node=number % 2, link=GEN3_X16)
     answers = [linked(0, a, [b, b]), linked(1, b, [a, a, c]), linked(2, c, [b])]
     found = discover(tmp_path, nvml=read_nvml(FakeNvml(answers)))
     assert (between(found, "gpu:0", "gpu:1").smi, between(found, "gpu:1", "gpu:2").smi) == (
@@ -183,9 +185,15 @@ def test_gpus_joined_by_a_third_are_nvb_for_nccl_alone(tmp_path: Path) -> None:
 def test_chip_link_to_the_cpu_takes_the_place_of_pcie(tmp_path: Path) -> None:
     add_cpus(tmp_path, [[0]])
     add_pci(tmp_path, "pci0009:00/0009:01:00.0", GPU, node=0)
-    given = gpu(0, "0009:01:00.0", DeviceGetC2cModeInfoV=SimpleNamespace(isC2cEnabled=1))
+    given = gpu(
+        0,
+        "0009:01:00.0",
+        DeviceGetC2cModeInfoV=SimpleNamespace(isC2cEnabled=1),
+        DeviceGetFieldValues=fields(26562, chip_links=10, chip_rate=45000),
+    )
     path = between(discover(tmp_path, nvml=read_nvml(FakeNvml([given]))), "gpu:0", "numa:0")
-    assert (path.nccl, path.bottleneck, path.nominal_bytes_per_second) == ("C2C", "c2c", None)
+    assert (path.nccl, path.bottleneck, path.nominal_bytes_per_second) == ("C2C", "c2c", 450e9)
+    assert path.nccl_bytes_per_second == 450e9
 
 
 def test_lost_gpu_has_paths_by_pci(tmp_path: Path) -> None:

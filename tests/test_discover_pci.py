@@ -18,7 +18,7 @@ from made_machine import (
     write,
 )
 from topobench.agents.discover import discover, normalise_address
-from topobench.agents.discover.pci import link_bytes_per_second, parse_speed, parse_width
+from topobench.pcie import link_bytes_per_second, parse_speed, parse_width
 from topobench.topology import Known, PciDevice, Topology
 
 ROOT = "pci0000:00/0000:00:01.0"

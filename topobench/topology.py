@@ -46,7 +46,7 @@ class Known:
     A value with where it came from, or None with why it is unknown.
 
     Args:
-        source: ``sysfs``, ``nvml``, ``local_cpulist``, ``ancestor``, ``operator`` ...
+        source: ``sysfs``, ``operator``, ``nvml``, ``local_cpulist``, ``ancestor`` ...
     """
 
     value: int | None = None
@@ -56,7 +56,12 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the host is; no serial numbers."""
+    """
+    What the host is; no serial numbers.
+
+    Args:
+        iommu: ``on`` if the kernel uses one, ``off``, or ``unknown``.
+    """
 
     arch: str | None = None
     vendor: str | None = None
@@ -67,6 +72,40 @@ class Machine:
     driver: str | None = None
     cuda: str | None = None
     container: str | None = None
+    iommu: str = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuGroups:
+    """The CPUs of each ``package``, ``die``, ``cluster`` or ``core``, as list strings."""
+
+    level: str
+    sets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKind:
+    """CPUs of one kind on a hybrid host: "core", "atom", "capacity 1024", "base 2400 MHz"."""
+
+    name: str
+    cpus: str
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """
+    All caches of one level, type and size.
+
+    Args:
+        type: ``data``, ``instruction`` or ``unified``.
+        bytes: Of each.
+        sets: CPUs that share one, for each, as list strings.
+    """
+
+    level: int
+    type: str
+    bytes: int
+    sets: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +114,12 @@ class Cpus:
     CPU lists are Linux list strings ("0-31,64-95").
 
     Args:
+        offline: Present but switched off.
         allowed: What this process may use (affinity and cpuset).
+        isolated: Kept from the scheduler by the boot line.
+        family: Of an x86 CPU, as model_number and stepping.
+        dies: None where the kernel tells of none; equal to packages if each is one die.
+        kinds: Empty where all CPUs are alike.
         quota_cpus: cpu.max as a number of CPUs; None when unlimited.
     """
 
@@ -89,11 +133,44 @@ class Cpus:
     threads_per_core: int | None = None
     last_level_cache_bytes: int | None = None
     quota_cpus: float | None = None
+    offline: str | None = None
+    isolated: str | None = None
+    family: int | None = None
+    model_number: int | None = None
+    stepping: int | None = None
+    dies: int | None = None
+    clusters: int | None = None
+    groups: tuple[CpuGroups, ...] = ()
+    kinds: tuple[CpuKind, ...] = ()
+    caches: tuple[Caches, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAccess:
+    """
+    How fast a node's memory is from its nearest initiators, as firmware says (HMAT).
+
+    Args:
+        initiators: NUMA nodes from which it is reached best.
+    """
+
+    initiators: tuple[int, ...]
+    read_bytes_per_second: float | None = None
+    write_bytes_per_second: float | None = None
+    read_latency_seconds: float | None = None
+    write_latency_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """A NUMA node; ``gpu`` is the UUID or address of the GPU whose memory it is."""
+    """
+    A NUMA node.
+
+    Args:
+        gpu: UUID or address of the GPU whose memory it is.
+        access: None where firmware does not say.
+        memory_side_cache_bytes: Of a cache in front of the memory (HBM as cache).
+    """
 
     id: int
     kind: NodeKind
@@ -101,6 +178,8 @@ class NumaNode:
     memory_bytes: int | None
     allowed: bool
     gpu: str | None = None
+    access: MemoryAccess | None = None
+    memory_side_cache_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +209,17 @@ class PciLink:
 
 @dataclass(frozen=True, slots=True)
 class PciDevice:
-    """A PCI function; ``parent`` is the address of the bridge above it."""
+    """
+    A PCI function; ``parent`` is the address of the bridge above it.
+
+    Args:
+        acs: Whether it sends peer traffic up to the root: ``on``, ``off`` or ``unknown``.
+        iommu: Its group; None if no IOMMU holds it.
+        iommu_type: ``identity``, ``DMA``, ``DMA-FQ`` ...: whether addresses are translated.
+        virtual_functions: How many a physical function has switched on.
+        physical_function: Address of the one that a virtual function belongs to.
+        host_bridge: Its root bus, "pci0000:3a"; None where a capture does not say.
+    """
 
     address: str
     pci_class: str
@@ -143,6 +232,12 @@ class PciDevice:
     driver: str | None = None
     acs: str = "unknown"
     iommu: str | None = None
+    iommu_type: str | None = None
+    subsystem_vendor: str | None = None
+    subsystem_device: str | None = None
+    virtual_functions: int | None = None
+    physical_function: str | None = None
+    host_bridge: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +285,12 @@ class Gpu:
         own_numa_node: NUMA node that *is* this GPU's memory (Grace-type hosts).
         cpus: CPUs near it, as a list string.
         state: ok, lost, no_access (NVML does not name it), or unknown (NVML not asked).
+        fabric: State of its registration with the NVLink fabric.
+        fabric_multi_node: Whether the fabric reaches other hosts.
+        fabric_health: What is wrong with the fabric, in words; empty if nothing is.
+        c2c: Whether a chip link joins it to a CPU.
+        c2c_bytes_per_second: All its chip links, one direction.
+        virtualization: ``none``, ``passthrough``, ``vgpu`` ...
     """
 
     index: int | None
@@ -207,6 +308,12 @@ class Gpu:
     nvlink: NvLinks | None = None
     fabric: str | None = None
     c2c: bool | None = None
+    fabric_multi_node: bool | None = None
+    fabric_health: tuple[str, ...] | None = None
+    c2c_links: int | None = None
+    c2c_bytes_per_second: float | None = None
+    module_id: int | None = None
+    virtualization: str | None = None
 
     @property
     def key(self) -> str:
@@ -226,7 +333,17 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """A network or RDMA interface behind a PCI function."""
+    """
+    A network or RDMA interface behind a PCI function.
+
+    Args:
+        rdma: Whether it is an RDMA port.
+        port: Of an RDMA device, from 1.
+        physical_state: Of an RDMA port: ``linkup``, ``polling``, ``disabled`` ...
+        speed_name: As the kernel prints it, "4X NDR".
+        interfaces: Network interfaces on the same PCI function.
+        gpu_direct: Whether it can reach GPU memory; None if not known.
+    """
 
     name: str
     pci_address: str | None
@@ -234,16 +351,24 @@ class Nic:
     rate_bytes_per_second: float | None = None
     link_layer: str | None = None
     state: str | None = None
+    rdma: bool = False
+    port: int | None = None
+    physical_state: str | None = None
+    speed_name: str | None = None
+    interfaces: tuple[str, ...] = ()
+    gpu_direct: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Nvme:
-    """An NVMe controller."""
+    """An NVMe controller; ``transport`` is pcie, rdma, tcp ..."""
 
     name: str
     pci_address: str | None
     numa_node: Known
     model: str | None = None
+    state: str | None = None
+    transport: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +381,16 @@ class P2p:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The way between two ends (``gpu:0``, ``nic:mlx5_0``, ``numa:1``, ``nvme:nvme0``)."""
+    """
+    The way between two ends (``gpu:0``, ``nic:mlx5_0``, ``numa:1``, ``nvme:nvme0``).
+
+    Args:
+        smi: Class as nvidia-smi prints it; ``smi_pcie`` leaves NVLink out.
+        nccl: NCCL's type, from ``a`` to ``b``.
+        nominal_bytes_per_second: Of the slowest link on the way, by its standard.
+        nccl_bytes_per_second: What NCCL assumes.
+        bottleneck: That slowest link.
+    """
 
     a: str
     b: str
@@ -287,7 +421,9 @@ class Topology:
 
     Args:
         trust: ``low`` for a guest's or container's view, where firmware data is missing.
-        fingerprints: ``shape``, ``config`` and ``health``, each ``tfp1:<hex>``.
+        nccl_version: Release of NCCL whose rules gave the paths' types and bandwidths.
+        fingerprints: ``shape``, ``config`` and ``health``, and the parts of shape: ``cpu``,
+            ``numa``, ``pci``, ``nvlink``, ``nic``; each ``tfp1:<hex>``.
     """
 
     taken_at: str
@@ -306,6 +442,7 @@ class Topology:
     paths: tuple[Path, ...] = ()
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[TopologyWarning, ...] = ()
+    nccl_version: str | None = None
 
     @property
     def cpu_nodes(self) -> tuple[NumaNode, ...]:

@@ -12,6 +12,7 @@ import os
 from dataclasses import replace
 from typing import Literal
 
+from topobench import nccl_paths
 from topobench.agents.discover.cgroups import Limits, read_limits
 from topobench.agents.discover.cpus import read_cpus, status_list
 from topobench.agents.discover.cuda_order import cuda_indices
@@ -20,6 +21,8 @@ from topobench.agents.discover.findings import (
     gpu_findings,
     guest_findings,
     link_findings,
+    locality_findings,
+    numa_file_findings,
     trust,
 )
 from topobench.agents.discover.fingerprint import fingerprints
@@ -27,11 +30,14 @@ from topobench.agents.discover.gpus import gpu_nodes, read_gpus
 from topobench.agents.discover.machine import read_machine, virtualization
 from topobench.agents.discover.nics import read_nics, read_nvme
 from topobench.agents.discover.numa import read_numa
+from topobench.agents.discover.numa_file import read_numa_file
 from topobench.agents.discover.nvml import read as read_nvml
-from topobench.agents.discover.paths import read_paths
-from topobench.agents.discover.pci import normalise_address, read_pci
+from topobench.agents.discover.paths import told_by_nvml
+from topobench.agents.discover.pci import read_pci
 from topobench.agents.discover.tree import Tree
 from topobench.errors import DiscoveryError
+from topobench.paths import find_paths
+from topobench.pcie import normalise_address
 from topobench.topology import Gpu, Topology, parse_cpu_list
 
 __all__ = ["GpuFacts", "MigFacts", "NvmlFacts", "discover", "normalise_address", "read_nvml"]
@@ -49,7 +55,7 @@ def discover(
             what was kept in it; None leaves GPUs to the PCI tree.
 
     Raises:
-        DiscoveryError: ``root`` holds no ``sys``.
+        DiscoveryError: ``root`` holds no ``sys``, or the operator's NUMA file is wrong.
     """
     tree = Tree.open(root)
     if not os.path.isdir(tree.path("sys")):
@@ -60,10 +66,10 @@ def discover(
     cpus = read_cpus(tree, limits)
     online = None if cpus.online is None else parse_cpu_list(cpus.online)
     numa = read_numa(tree, online, allowed=_nodes(tree, limits), gpus=gpu_nodes(tree, nvml))
-    pci = read_pci(tree, numa, online)
+    told = read_numa_file(tree, frozenset(n.id for n in numa.nodes))
+    pci = read_pci(tree, numa, online, told)
     gpus = _with_cuda_indices(tree, read_gpus(tree, pci, numa, nvml))
     nics = read_nics(tree, pci)
-    paths = read_paths(pci, gpus, nics, numa.nodes, nvml)
     kind, machine = virtualization(tree), read_machine(tree)
     devices = tuple(pci.devices.values())
     trusted = trust(kind, devices)
@@ -85,15 +91,19 @@ def discover(
         nics=nics,
         nvswitches=tuple(a for a, f in pci.functions.items() if f.is_nvswitch),
         nvme=read_nvme(tree, pci),
-        paths=paths.paths,
         warnings=(
             *numa.warnings,
             *guest_findings(trusted),
+            *numa_file_findings(told, pci),
+            *locality_findings(pci, numa, nvml),
             *gpu_findings(gpus, nvml),
             *link_findings(devices, gpus),
-            *paths.warnings,
         ),
+        nccl_version=nccl_paths.VERSION,
     )
+    found = find_paths(topology, told_by_nvml(topology, nvml))
+    warnings = (*topology.warnings, *found.warnings)
+    topology = replace(topology, paths=found.paths, warnings=warnings)
     return replace(topology, fingerprints=fingerprints(topology))
 
 

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Iterable
 
 from topobench.agents.discover.cgroups import Limits
+from topobench.agents.discover.cpu_layout import read_caches, read_groups, read_kinds
 from topobench.agents.discover.tree import Tree, cpu_list
 from topobench.topology import Cpus, parse_cpu_list
 
 _CPU = "sys/devices/system/cpu"
-_SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 _ARM_PARTS = {
     (0x41, 0xD0C): "Arm Neoverse-N1",
@@ -36,20 +36,31 @@ def read_cpus(tree: Tree, limits: Limits) -> Cpus:
     """CPUs of the tree; counts are None where the kernel does not say."""
     online = _online(tree)
     info = tree.text("proc/cpuinfo") or ""
-    cores = _groups(tree, online, "core_cpus", "thread_siblings")
-    packages = _groups(tree, online, "package_cpus", "core_siblings")
-    sizes = {len(core) for core in cores or ()}
+    groups = read_groups(tree, online)
+    caches = read_caches(tree, online)
+    counts = {g.level: len(g.sets) for g in groups}
+    cores = next((g.sets for g in groups if g.level == "core"), ())
     return Cpus(
         possible=cpu_list(tree.cpus(f"{_CPU}/possible")),
         online=cpu_list(online),
         allowed=cpu_list(_allowed(tree, online, limits)),
         model=_model(info) or (_model_by_cpuinfo() if tree.live else None),
         vendor=_field(info, "vendor_id", "vendor"),
-        packages=len(packages) if packages else None,
-        physical_cores=len(cores) if cores else None,
-        threads_per_core=max(sizes) if sizes else None,
-        last_level_cache_bytes=_last_level_cache(tree, online),
+        packages=counts.get("package"),
+        physical_cores=counts.get("core"),
+        threads_per_core=max((len(parse_cpu_list(c)) for c in cores), default=None),
+        last_level_cache_bytes=caches[-1].bytes if caches else None,
         quota_cpus=limits.quota_cpus,
+        offline=_offline(tree, online),
+        isolated=cpu_list(tree.cpus(f"{_CPU}/isolated")),
+        family=_number(info, "cpu family"),
+        model_number=_number(info, "model"),
+        stepping=_number(info, "stepping"),
+        dies=counts.get("die"),
+        clusters=counts.get("cluster"),
+        groups=groups,
+        kinds=read_kinds(tree, online),
+        caches=caches,
     )
 
 
@@ -99,48 +110,18 @@ def widest_affinity(cpus: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(granted))
 
 
-def _groups(tree: Tree, online: tuple[int, ...] | None, *names: str) -> set[frozenset[int]] | None:
-    """
-    The sets of CPUs that share a core or package.
-
-    By their masks, since core numbers repeat between packages; each set is read once.
-    """
-    seen: set[int] = set()
-    found = set()
-    for cpu in online or ():
-        if cpu in seen:
-            continue
-        group = _siblings(tree, cpu, names)
-        if group is None:
-            return None
-        members = frozenset(group).intersection(online or ()) | {cpu}
-        seen |= members
-        found.add(members)
-    return found or None
-
-
-def _siblings(tree: Tree, cpu: int, names: tuple[str, ...]) -> tuple[int, ...] | None:
-    for name in names:
-        base = f"{_CPU}/cpu{cpu}/topology/{name}"
-        found = tree.cpus(f"{base}_list")
-        if found is None:
-            found = tree.cpu_mask(base)
-        if found is not None:
-            return found
-    return None
-
-
-def _last_level_cache(tree: Tree, online: tuple[int, ...] | None) -> int | None:
-    if not online:
+def _offline(tree: Tree, online: tuple[int, ...] | None) -> str | None:
+    """CPUs that are there but switched off; the kernel's own list holds absent ones too."""
+    present = tree.cpus(f"{_CPU}/present")
+    if present is None or online is None:
         return None
-    base = f"{_CPU}/cpu{online[0]}/cache"
-    levels = {}
-    for index in tree.numbered(base, "index"):
-        level = tree.integer(f"{base}/index{index}/level")
-        match = re.fullmatch(r"(\d+)([KMG]?)", tree.text(f"{base}/index{index}/size") or "")
-        if level is not None and match:
-            levels[level] = int(match[1]) * _SIZES.get(match[2], 1)
-    return levels[max(levels)] if levels else None
+    return cpu_list(tuple(sorted(set(present).difference(online))))
+
+
+def _number(info: str, name: str) -> int | None:
+    """A field of /proc/cpuinfo that is a number, as on x86."""
+    found = _field(info, name)
+    return int(found) if found and found.isdigit() else None
 
 
 def _field(info: str, *names: str) -> str | None:

@@ -38,6 +38,7 @@ class GpuFacts:
         nvlink_bytes_per_second: One link, one direction.
         p2p: Index of the other GPU -> peer access status.
         ancestors: Index of the other GPU -> path class by NVML.
+        c2c_bytes_per_second: All chip links to the CPU, one direction.
         denied: Call -> why it gave nothing.
     """
 
@@ -57,6 +58,11 @@ class GpuFacts:
     nvlink_bytes_per_second: float | None = None
     fabric: str | None = None
     c2c: bool | None = None
+    fabric_multi_node: bool | None = None
+    fabric_health: tuple[str, ...] | None = None
+    c2c_links: int | None = None
+    c2c_bytes_per_second: float | None = None
+    virtualization: str | None = None
     mig_mode: str | None = None
     mig: tuple[MigFacts, ...] = ()
     p2p: Mapping[str, P2p] = field(default_factory=dict)

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from topobench.agents.discover.facts import NvmlFacts
+from topobench.agents.discover.numa import Numa
+from topobench.agents.discover.numa_file import NumaFile
+from topobench.agents.discover.pci import Pci
 from topobench.topology import Gpu, PciDevice, TopologyWarning
 
+_PLACED = ("0x02", "0x0108", "0x0300", "0x0302", "0x12")
+"""Classes of devices whose NUMA node matters: network, NVMe, GPUs, accelerators."""
 _LOW_TRUST = "a guest sees the bus its hypervisor made up; NUMA nodes of devices are not known"
 
 
@@ -26,27 +31,70 @@ def gpu_findings(gpus: Sequence[Gpu], facts: NvmlFacts | None) -> Iterator[Topol
         if links and links.expected and links.active < links.expected:
             text = f"{links.active} of {links.expected} NVLinks are active"
             yield TopologyWarning("nvlink_degraded", gpu.name, text)
+        if links and gpu.fabric not in (None, "completed"):
+            text = f"its registration with the NVLink fabric is: {gpu.fabric}"
+            yield TopologyWarning("fabric", gpu.name, text)
+        if gpu.fabric_health:
+            text = f"the NVLink fabric reports {', '.join(gpu.fabric_health)}"
+            yield TopologyWarning("fabric", gpu.name, text)
 
 
 def link_findings(devices: Sequence[PciDevice], gpus: Sequence[Gpu]) -> Iterator[TopologyWarning]:
     """
-    Links of GPUs and network functions trained narrower than both ends can.
+    Links trained narrower or slower than both of their ends can.
 
-    Speed is left to readings under load: idle links slow down on purpose, but keep
-    their width.
+    Of GPUs, network functions, NVMe disks and the uplinks of switches. Idle GPUs slow
+    their links down on purpose, and so do the switches above them, but keep the width; their
+    speed is left to readings under load.
     """
     names = {g.pci_address: g.name for g in gpus if not g.is_slice}
     by_address = {d.address: d for d in devices}
     for device in devices:
-        if device.address not in names and not device.pci_class.startswith("0x02"):
+        watched = device.pci_class.startswith(("0x02", "0x0108")) or device.role == "upstream"
+        link, above = device.link, by_address.get(device.parent or "")
+        if not link or not (watched or device.address in names):
             continue
-        above = by_address.get(device.parent or "")
-        widest = [d.link.max_width for d in (device, above) if d and d.link and d.link.max_width]
-        link = device.link
-        if link and link.width and widest and link.width < min(widest):
-            subject = names.get(device.address, f"pci:{device.address}")
-            text = f"its link runs at x{link.width}, both ends can do x{min(widest)}"
+        ends = [d.link for d in (device, above) if d and d.link]
+        subject = names.get(device.address, f"pci:{device.address}")
+        widest = min((e.max_width for e in ends if e.max_width), default=None)
+        if link.width and widest and link.width < widest:
+            text = f"its link runs at x{link.width}, both ends can do x{widest}"
             yield TopologyWarning("link_width", subject, text)
+        fastest = min((e.max_speed_gts for e in ends if e.max_speed_gts), default=None)
+        awake = watched and device.role != "upstream"
+        if awake and link.speed_gts and fastest and link.speed_gts < fastest:
+            text = f"its link runs at {link.speed_gts:g} GT/s, both ends can do {fastest:g}"
+            yield TopologyWarning("link_speed", subject, text)
+
+
+def locality_findings(pci: Pci, numa: Numa, facts: NvmlFacts | None) -> Iterator[TopologyWarning]:
+    """Devices whose NUMA node differs by source: the kernel's number, its CPUs, NVML."""
+    nodes = {n.id for n in numa.nodes}
+    near = {g.pci_address: g.memory_nodes for g in facts.gpus} if facts else {}
+    for address, function in pci.functions.items():
+        given = function.numa_node
+        if given not in nodes or not function.pci_class.startswith(_PLACED):
+            continue
+        by_cpus = numa.node_of(function.local_cpus)
+        if by_cpus is not None and by_cpus != given:
+            text = f"sysfs says NUMA node {given}, but its local CPUs are node {by_cpus}'s"
+            yield TopologyWarning("numa_disagrees", f"pci:{address}", text)
+        told = near.get(address)
+        if told and given not in told:
+            text = f"sysfs says NUMA node {given}, NVML {', '.join(map(str, told))}"
+            yield TopologyWarning("numa_disagrees", f"pci:{address}", text)
+
+
+def numa_file_findings(told: NumaFile, pci: Pci) -> Iterator[TopologyWarning]:
+    """Lines of the operator's NUMA file for no device, or against the kernel's word."""
+    for address, node in told.nodes.items():
+        function = pci.functions.get(address)
+        if function is None:
+            text = f"{told.file} names it, but there is no such device"
+            yield TopologyWarning("numa_file", f"pci:{address}", text)
+        elif function.numa_node not in (None, -1, node):
+            text = f"{told.file} says NUMA node {node}, sysfs {function.numa_node}"
+            yield TopologyWarning("numa_disagrees", f"pci:{address}", f"{text}; the file counts")
 
 
 def trust(virtualization: str, devices: Sequence[PciDevice]) -> str:

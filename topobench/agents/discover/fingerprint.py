@@ -28,13 +28,20 @@ _Key = tuple[str, str]
 
 
 def fingerprints(topology: Topology) -> dict[str, str]:
-    """Fingerprints of a topology: ``shape``, ``config`` and ``health``."""
-    shape = _shape(topology)
-    return {
-        "shape": f"{VERSION}:{shape}",
-        "config": f"{VERSION}:{_hash([shape, _config(topology)])}",
-        "health": f"{VERSION}:{_hash([shape, _health(topology)])}",
+    """
+    Fingerprints of a topology: ``shape``, ``config`` and ``health``, and parts of shape.
+
+    The parts (``cpu``, ``numa``, ``pci``, ``nvlink``, ``nic``) tell which of them differs.
+    """
+    parts = _parts(topology)
+    shape = _hash([parts["cpu"], _graph(topology, {}).canonical(), parts["nvlink"], parts["nic"]])
+    found = {
+        "shape": shape,
+        "config": _hash([shape, _config(topology)]),
+        "health": _hash([shape, _health(topology)]),
+        **parts,
     }
+    return {name: f"{VERSION}:{value}" for name, value in found.items()}
 
 
 @dataclass(slots=True)
@@ -70,16 +77,58 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _shape(topology: Topology) -> str:
+def _parts(topology: Topology) -> dict[str, str]:
+    """Hashes of what was bought, part by part."""
+    numa, pci = _Graph(), _Graph()
+    _add_nodes(numa, topology)
+    _add_functions(pci, topology, {})
+    return {
+        "cpu": _hash(_cpu(topology)),
+        "numa": numa.canonical(),
+        "pci": pci.canonical(),
+        "nvlink": _nvlinks(topology).canonical(),
+        "nic": _hash(_nics(topology)),
+    }
+
+
+def _cpu(topology: Topology) -> Any:
     cpus = topology.cpus
-    machine = {
+    kinds = sorted(_count(kind.cpus) for kind in cpus.kinds)
+    return {
         "arch": topology.machine.arch or "?",
-        "cpu": cpus.model or "?",
-        "packages": cpus.packages or "?",
-        "cores": cpus.physical_cores or "?",
+        "cpu": [cpus.vendor or "?", cpus.model or "?", cpus.family or "?"],
+        "number": [_known(cpus.model_number), _known(cpus.stepping)],
+        "counts": [_known(n) for n in (cpus.packages, cpus.dies, cpus.physical_cores)],
+        "caches": sorted([c.level, c.type, c.bytes, len(c.sets)] for c in cpus.caches),
+        "kinds": kinds,
         "guest": topology.virtualization,
     }
-    return _hash([machine, _graph(topology, {}).canonical()])
+
+
+def _nvlinks(topology: Topology) -> _Graph:
+    """GPUs with the links each should have, joined by the chip links to their NUMA nodes."""
+    graph = _Graph()
+    for address, told in _gpus_by_model(topology).items():
+        graph.node(("pci", address), told)
+    for gpu in topology.gpus:
+        key = ("pci", gpu.pci_address or "")
+        if gpu.c2c and key in graph.labels and gpu.cpu_node.value is not None:
+            near = _numa(gpu.cpu_node.value)
+            graph.labels.setdefault(near, _hash("node"))
+            graph.edge(key, near, ["c2c", gpu.c2c_links])
+    return graph
+
+
+def _nics(topology: Topology) -> Any:
+    """Kinds of network functions that hold ports, and how many ports each holds."""
+    devices = {d.address: d for d in topology.pci}
+    ports = collections.Counter(n.pci_address for n in topology.nics if n.pci_address in devices)
+    kinds = collections.Counter(
+        (devices[a].vendor, devices[a].device, devices[a].subsystem_device or "?", count)
+        for a, count in ports.items()
+        if a is not None
+    )
+    return sorted([*kind, count] for kind, count in kinds.items())
 
 
 def _config(topology: Topology) -> Any:
@@ -95,10 +144,11 @@ def _config(topology: Topology) -> Any:
             cpus.quota_cpus,
             _count(cpus.online),
             _count(cpus.allowed),
+            _count(cpus.isolated),
         ],
         "nodes": sum(n.allowed for n in topology.numa_nodes),
         "acs": ports,
-        "iommu": any(d.iommu for d in topology.pci),
+        "iommu": [machine.iommu, sorted({d.iommu_type or "?" for d in topology.pci})],
         "mig": slices,
     }
 
@@ -127,8 +177,19 @@ def _health(topology: Topology) -> Any:
 
 
 def _graph(topology: Topology, now: Mapping[str, Any]) -> _Graph:
-    """What was bought, with ``now`` added to the labels of PCI functions."""
+    """NUMA nodes and PCI tree, with ``now`` added to the labels of PCI functions."""
     graph = _Graph()
+    _add_nodes(graph, topology)
+    _add_functions(graph, topology, now)
+    known = {_numa(n.id) for n in topology.numa_nodes}
+    for address, device in _shown(topology).items():
+        near = _numa(-1 if device.numa_node.value is None else device.numa_node.value)
+        if near in known:
+            graph.edge(("pci", address), near, "near", "holds")
+    return graph
+
+
+def _add_nodes(graph: _Graph, topology: Topology) -> None:
     guest = topology.virtualization not in ("none", "unknown")
     for node in topology.numa_nodes:  # a guest's memory may grow and shrink
         graph.node(_numa(node.id), [node.kind, "?" if guest else _installed(node.memory_bytes)])
@@ -138,7 +199,9 @@ def _graph(topology: Topology, now: Mapping[str, Any]) -> _Graph:
             if a < b:
                 there, back = distances.matrix[i][j], distances.matrix[j][i]
                 graph.edge(_numa(a), _numa(b), ["distance", there], ["distance", back])
-    known = {_numa(n.id) for n in topology.numa_nodes}
+
+
+def _add_functions(graph: _Graph, topology: Topology, now: Mapping[str, Any]) -> None:
     gpus = _gpus_by_model(topology)
     for address, device in _shown(topology).items():
         key = ("pci", address)
@@ -149,10 +212,6 @@ def _graph(topology: Topology, now: Mapping[str, Any]) -> _Graph:
         above = ("pci", device.parent) if device.parent else ("bus", bus)
         graph.labels.setdefault(above, _hash("bus"))
         graph.edge(above, key, "down", "up")
-        near = _numa(-1 if device.numa_node.value is None else device.numa_node.value)
-        if near in known:
-            graph.edge(key, near, "near", "holds")
-    return graph
 
 
 def _shown(topology: Topology) -> dict[str, PciDevice]:
@@ -206,7 +265,8 @@ def _gpu_now(gpu: Gpu | None) -> Any:
         else {}
     )
     rate = _mb(gpu.nvlink.bytes_per_second) if gpu.nvlink else None
-    return [gpu.state, gpu.fabric, sorted([*k, n] for k, n in links.items()), rate]
+    fabric = [gpu.fabric, list(gpu.fabric_health or ())]
+    return [gpu.state, fabric, sorted([*k, n] for k, n in links.items()), rate]
 
 
 def _peer_access(topology: Topology) -> Any:
@@ -221,6 +281,10 @@ def _numa(node: int) -> _Key:
 
 def _mb(bytes_per_second: float | None) -> int | str:
     return "?" if bytes_per_second is None else round(bytes_per_second / 1e6)
+
+
+def _known(number: int | None) -> int | str:
+    return "?" if number is None else number
 
 
 def _count(cpus: str | None) -> int | str:

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from topobench.agents.discover.facts import GpuFacts, NvmlFacts
 from topobench.agents.discover.numa import Numa
-from topobench.agents.discover.pci import Pci, normalise_address
+from topobench.agents.discover.pci import Pci
 from topobench.agents.discover.tree import Tree
+from topobench.pcie import normalise_address
 from topobench.topology import (
     Gpu,
     Known,
@@ -128,6 +129,12 @@ def _whole(gpu: GpuFacts, all_gpus: Sequence[GpuFacts], pci: Pci, numa: Numa) ->
         nvlink=_nvlinks(gpu, all_gpus),
         fabric=gpu.fabric,
         c2c=gpu.c2c,
+        fabric_multi_node=gpu.fabric_multi_node,
+        fabric_health=gpu.fabric_health,
+        c2c_links=gpu.c2c_links,
+        c2c_bytes_per_second=gpu.c2c_bytes_per_second,
+        module_id=gpu.module_id,
+        virtualization=gpu.virtualization,
     )
 
 

@@ -49,6 +49,7 @@ def read_machine(tree: Tree) -> Machine:
         os=_os_name(tree),
         driver=_driver(tree),
         container=_container(tree),
+        iommu=_iommu(tree),
     )
 
 
@@ -67,6 +68,14 @@ def virtualization(tree: Tree) -> str:
         return (_hypervisor(tree) or "vm") if "hypervisor" in flags[1].split() else "none"
     known = _hypervisor(tree)
     return known or ("none" if _dmi(tree, "sys_vendor") or flags else "unknown")
+
+
+def _iommu(tree: Tree) -> str:
+    """Whether the kernel uses an IOMMU; ``unknown`` where a capture kept neither folder."""
+    folders = ("sys/class/iommu", "sys/kernel/iommu_groups")
+    if any(tree.names(folder) for folder in folders):
+        return "on"
+    return "off" if any(tree.exists(folder) for folder in folders) else "unknown"
 
 
 def _hypervisor(tree: Tree) -> str | None:

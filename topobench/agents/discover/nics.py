@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import re
+from dataclasses import replace
 
-from topobench.agents.discover.pci import Pci, normalise_address
+from topobench.agents.discover.pci import Pci
 from topobench.agents.discover.tree import Tree
+from topobench.pcie import normalise_address
 from topobench.topology import Known, Nic, Nvme
 
 _NET, _RDMA, _NVME = "sys/class/net", "sys/class/infiniband", "sys/class/nvme"
@@ -20,9 +23,17 @@ def read_nics(tree: Tree, pci: Pci) -> tuple[Nic, ...]:
     capacity and are left out.
     """
     rdma = [nic for name in tree.names(_RDMA) for nic in _rdma_ports(tree, pci, name)]
-    taken = {nic.pci_address for nic in rdma}
     net = [nic for name in tree.names(_NET) if (nic := _net(tree, pci, name))]
-    return (*rdma, *(n for n in net if n.pci_address not in taken or n.pci_address is None))
+    names = collections.defaultdict(list)
+    for nic in net:
+        names[nic.pci_address].append(nic.name)
+    ports = (replace(n, interfaces=tuple(names[n.pci_address])) for n in rdma if n.pci_address)
+    taken = {nic.pci_address for nic in rdma if nic.pci_address}
+    return (
+        *ports,
+        *(n for n in rdma if n.pci_address is None),
+        *(n for n in net if n.pci_address not in taken),
+    )
 
 
 def read_nvme(tree: Tree, pci: Pci) -> tuple[Nvme, ...]:
@@ -32,7 +43,10 @@ def read_nvme(tree: Tree, pci: Pci) -> tuple[Nvme, ...]:
         if re.fullmatch(r"nvme\d+", name):
             address = _pci_address(tree, f"{_NVME}/{name}")
             model = tree.text(f"{_NVME}/{name}/model")
-            found.append(Nvme(name, address, _numa_node(pci, address), model))
+            state = tree.text(f"{_NVME}/{name}/state")
+            transport = tree.text(f"{_NVME}/{name}/transport")
+            node = _numa_node(pci, address)
+            found.append(Nvme(name, address, node, model, state, transport))
     return tuple(found)
 
 
@@ -49,6 +63,10 @@ def _rdma_ports(tree: Tree, pci: Pci, name: str) -> list[Nic]:
             rate_bytes_per_second=_rdma_rate(tree.text(f"{base}/ports/{port}/rate")),
             link_layer=tree.text(f"{base}/ports/{port}/link_layer"),
             state=_rdma_state(tree.text(f"{base}/ports/{port}/state")),
+            rdma=True,
+            port=port,
+            physical_state=_rdma_state(tree.text(f"{base}/ports/{port}/phys_state")),
+            speed_name=_speed_name(tree.text(f"{base}/ports/{port}/rate")),
         )
         for port in tree.numbered(f"{base}/ports", "")
     ]
@@ -96,6 +114,12 @@ def _rdma_rate(text: str | None) -> float | None:
     """B/s of "400 Gb/sec (4X NDR)"."""
     match = re.match(r"(\d+(?:\.\d+)?) Gb/sec", text or "")
     return float(match[1]) * 125e6 if match else None
+
+
+def _speed_name(text: str | None) -> str | None:
+    """Lanes and generation of "400 Gb/sec (4X NDR)"."""
+    match = re.search(r"\((.+)\)", text or "")
+    return match[1] if match else None
 
 
 def _rdma_state(text: str | None) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from topobench.agents.discover.tree import Tree
 from topobench.topology import (
+    MemoryAccess,
     NodeKind,
     NumaDistances,
     NumaNode,
@@ -17,6 +18,13 @@ from topobench.topology import (
 )
 
 _NODE = "sys/devices/system/node"
+_MEASURES = {
+    "read_bandwidth": 1e6,
+    "write_bandwidth": 1e6,
+    "read_latency": 1e-9,
+    "write_latency": 1e-9,
+}
+"""Files of an access class -> their unit in B/s or seconds; 0 is "not told"."""
 _LOCAL = 10
 """Distance of a node to itself, by definition."""
 
@@ -68,6 +76,8 @@ def read_numa(
             memory_bytes=_memory(tree, i),
             allowed=allowed is None or i in allowed,
             gpu=None if cpus[i] else gpus.get(i),
+            access=_access(tree, i),
+            memory_side_cache_bytes=_memory_side_cache(tree, i),
         )
         for i in ids
     )
@@ -92,6 +102,31 @@ def _memory(tree: Tree, node: int | None) -> int | None:
     text = tree.text("proc/meminfo" if node is None else f"{_NODE}/node{node}/meminfo") or ""
     match = re.search(r"MemTotal:\s*(\d+) kB", text)
     return int(match[1]) << 10 if match else None
+
+
+def _access(tree: Tree, node: int) -> MemoryAccess | None:
+    """What firmware says of the nearest initiators, of those with CPUs if it tells them apart."""
+    for access in (1, 0):
+        base = f"{_NODE}/node{node}/access{access}/initiators"
+        initiators = tree.numbered(base, "node")
+        numbers = {name: tree.integer(f"{base}/{name}") for name in _MEASURES}
+        if initiators or any(numbers.values()):
+            rates = {n: v * _MEASURES[n] if v else None for n, v in numbers.items()}
+            return MemoryAccess(
+                initiators,
+                read_bytes_per_second=rates["read_bandwidth"],
+                write_bytes_per_second=rates["write_bandwidth"],
+                read_latency_seconds=rates["read_latency"],
+                write_latency_seconds=rates["write_latency"],
+            )
+    return None
+
+
+def _memory_side_cache(tree: Tree, node: int) -> int | None:
+    """Size of all caches in front of a node's memory together."""
+    base = f"{_NODE}/node{node}/memory_side_cache"
+    sizes = [tree.integer(f"{base}/index{i}/size") for i in tree.numbered(base, "index")]
+    return sum(s for s in sizes if s) or None
 
 
 def _kind(cpus: tuple[int, ...], memory_bytes: int | None, gpu: bool) -> NodeKind:

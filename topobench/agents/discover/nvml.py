@@ -10,12 +10,11 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from topobench.agents.discover.facts import GpuFacts, MigFacts, NvmlFacts
-from topobench.agents.discover.pci import normalise_address
-from topobench.agents.discover.tree import bits_set
+from topobench.pcie import bits_set, normalise_address
 from topobench.topology import NvLink, P2p
 
 _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
@@ -26,6 +25,26 @@ _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _FABRIC_STATES = {1: "not_started", 2: "in_progress", 3: "completed"}
 _MOST_LINKS = 36
 _SPEED_COMMON, _LINK_SPEED = 90, 164  # field ids: MB/s of any link; of link scopeId
+_C2C_COUNT, _C2C_SPEED = 170, 172  # field ids: chip links; MB/s of link scopeId
+_VIRTUALIZATION = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host_vgpu", 4: "host_vsga"}
+_FABRIC_FAULTS = {
+    0: "degraded bandwidth",
+    2: "route recovery",
+    4: "route unhealthy",
+    6: "access timeout",
+}
+"""Where a two-bit answer stands in the health mask (1 is yes) -> what it says."""
+_FABRIC_SETUP = 8
+_FABRIC_SETUPS = {
+    2: "wrong system GUID",
+    3: "wrong chassis",
+    4: "no partition",
+    5: "insufficient NVLinks",
+    6: "incompatible GPU firmware",
+    7: "invalid location",
+    8: "invalid GPU state",
+}
+"""The mask's four bits on configuration; 0 is not supported, 1 is correct."""
 _LOST = frozenset({15, 16})  # GPU_IS_LOST, RESET_REQUIRED
 _NO_PERMISSION = 4
 
@@ -128,9 +147,11 @@ def _gpu(ask: _Asker, index: int, handle: Any) -> GpuFacts:
     memory = ask("DeviceGetMemoryInfo", handle)
     capability = ask("DeviceGetCudaComputeCapability", handle)
     mode = ask("DeviceGetMigMode", handle)
-    c2c = ask("DeviceGetC2cModeInfoV", handle)
     links = tuple(_links(ask, handle))
     version = next((v for link in links if (v := _link_version(ask, handle, link))), None)
+    fabric = _fabric(ask, handle)
+    c2c = ask("DeviceGetC2cModeInfoV", handle)
+    chip_links, chip_rate = _chip_links(ask, handle) if c2c and c2c.isC2cEnabled else (None, None)
     return GpuFacts(
         index=index,
         pci_address=normalise_address(_text(pci.busId) or "") if pci else None,
@@ -145,8 +166,13 @@ def _gpu(ask: _Asker, index: int, handle: Any) -> GpuFacts:
         links=links,
         nvlink_version=version,
         nvlink_bytes_per_second=_link_speed(ask, handle, links),
-        fabric=_fabric(ask, handle),
+        fabric=fabric.state,
+        fabric_multi_node=fabric.multi_node,
+        fabric_health=fabric.faults,
         c2c=bool(c2c.isC2cEnabled) if c2c else None,
+        c2c_links=chip_links,
+        c2c_bytes_per_second=chip_rate,
+        virtualization=_VIRTUALIZATION.get(ask("DeviceGetVirtualizationMode", handle)),
         mig_mode={0: "disabled", 1: "enabled"}.get(mode[0]) if mode else None,
         mig=tuple(_slices(ask, handle)) if mode and mode[0] == 1 else (),
         state="lost" if ask.lost else "ok",
@@ -194,23 +220,55 @@ def _link_speed(ask: _Asker, handle: Any, links: tuple[NvLink, ...]) -> float | 
     active = [link.index for link in links if link.state == "active"]
     if not active:
         return None
-    wanted = [(_LINK_SPEED, active[0]), _SPEED_COMMON]
-    for value in ask("DeviceGetFieldValues", handle, wanted) or ():
-        if value.nvmlReturn == 0 and value.value.uiVal:
-            return float(value.value.uiVal) * 1e6
+    for value in _fields(ask, handle, [(_LINK_SPEED, active[0]), _SPEED_COMMON]):
+        if value:
+            return float(value) * 1e6
     return None
 
 
-def _fabric(ask: _Asker, handle: Any) -> str | None:
-    """State of the NVLink fabric's registration; None where there is no fabric."""
+def _chip_links(ask: _Asker, handle: Any) -> tuple[int | None, float | None]:
+    """Links between a GPU and its CPU, and B/s of all together, one direction."""
+    count, rate = _fields(ask, handle, [_C2C_COUNT, (_C2C_SPEED, 0)])
+    return count or None, count * rate * 1e6 if count and rate else None
+
+
+def _fields(ask: _Asker, handle: Any, wanted: list[Any]) -> list[int | None]:
+    """Values of NVML's numbered fields, None for those it does not tell."""
+    values = ask("DeviceGetFieldValues", handle, wanted) or ()
+    found = [v.value.uiVal if v.nvmlReturn == 0 else None for v in values]
+    return found or [None] * len(wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fabric:
+    """
+    A GPU's place in the NVLink fabric.
+
+    Args:
+        state: Of its registration; None where there is no fabric.
+        multi_node: Whether the fabric has a name, as those that join hosts do.
+    """
+
+    state: str | None = None
+    multi_node: bool | None = None
+    faults: tuple[str, ...] | None = None
+
+
+def _fabric(ask: _Asker, handle: Any) -> _Fabric:
     kind = getattr(ask.library, "c_nvmlGpuFabricInfo_v2_t", None)
-    if kind is None:
-        return None
-    info = kind()
-    if ask("DeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is None:
-        return None
+    info = kind() if kind else None
+    if info is None or ask("DeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is None:
+        return _Fabric()
     state = _FABRIC_STATES.get(info.state)
-    return f"failed: {info.status}" if state == "completed" and info.status else state
+    if state != "completed":
+        return _Fabric(state)
+    if info.status:
+        return _Fabric(f"failed: {info.status}")
+    faults = [text for at, text in _FABRIC_FAULTS.items() if info.healthMask >> at & 3 == 1]
+    setup = info.healthMask >> _FABRIC_SETUP & 0xF
+    if setup > 1:
+        faults.append(_FABRIC_SETUPS.get(setup, f"wrong configuration ({setup})"))
+    return _Fabric(state, any(info.clusterUuid), tuple(faults))
 
 
 def _slices(ask: _Asker, handle: Any) -> Iterator[MigFacts]:

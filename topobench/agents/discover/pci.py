@@ -7,47 +7,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from topobench.agents.discover.numa import Numa
+from topobench.agents.discover.numa_file import NumaFile
 from topobench.agents.discover.pci_config import read_config
 from topobench.agents.discover.tree import Tree
+from topobench.pcie import (
+    link_bytes_per_second,
+    normalise_address,
+    parse_speed,
+    parse_width,
+)
 from topobench.topology import Known, PciDevice, PciLink
 
 _DEVICES = "sys/bus/pci/devices"
 _DRIVEN = "proc/driver/nvidia/gpus"
-_ADDRESS = re.compile(
-    r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])", re.IGNORECASE
-)
-
 NVIDIA = "0x10de"
 _MELLANOX = "0x15b3"
 _IBM = "0x1014"
 _ROOT_BUS = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _PORT_ROLES = {4: "root_port", 5: "upstream", 6: "downstream"}
-
-
-def normalise_address(text: str) -> str | None:
-    """
-    Canonical PCI address of any spelling: sysfs, NVML's 8-digit domain, upper case.
-
-    Lower case, four domain digits, or more where the number needs them. None if it is
-    no address.
-    """
-    match = _ADDRESS.fullmatch(text.strip())
-    if not match:
-        return None
-    domain, bus, device, function = (int(p or "0", 16) for p in match.groups())
-    return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
-
-
-def link_bytes_per_second(speed_gts: float | None, width: float | None) -> float | None:
-    """
-    One direction of a PCIe link after encoding; None if either input is unknown.
-
-    8b/10b up to 5 GT/s, 128b/130b up to 32 GT/s, 242/256 (FLIT) from 64 GT/s.
-    """
-    if not speed_gts or not width:
-        return None
-    coding = 8 / 10 if speed_gts <= 5 else 128 / 130 if speed_gts <= 32 else 242 / 256
-    return speed_gts * 1e9 * width * coding / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +91,15 @@ class Pci:
         return found.bridges if found else ()
 
 
-def read_pci(tree: Tree, numa: Numa, online: tuple[int, ...] | None) -> Pci:
-    """Bridges, GPUs, NICs, disks and accelerators; chipset functions are left out."""
+def read_pci(
+    tree: Tree, numa: Numa, online: tuple[int, ...] | None, told: NumaFile | None = None
+) -> Pci:
+    """
+    Bridges, GPUs, NICs, disks and accelerators; chipset functions are left out.
+
+    Args:
+        told: NUMA nodes by the operator's word.
+    """
     driven = {normalise_address(name) for name in tree.names(_DRIVEN)}
     read = (_read(tree, name) for name in tree.names(_DEVICES))
     functions = {f.address: replace(f, driven=f.address in driven) for f in read if f}
@@ -125,6 +109,7 @@ def read_pci(tree: Tree, numa: Numa, online: tuple[int, ...] | None) -> Pci:
     for address, function in functions.items():
         config = configs.get(address)
         role = _role(tree, function, config.port_type if config else None)
+        group = tree.link_name(f"{function.folder}/iommu_group")
         downward = role in ("root_port", "downstream")
         other = below.get(address) if downward else functions.get(function.parent or "")
         devices[address] = PciDevice(
@@ -134,11 +119,17 @@ def read_pci(tree: Tree, numa: Numa, online: tuple[int, ...] | None) -> Pci:
             device=function.device,
             parent=function.parent,
             role=role,
-            numa_node=_numa_node(function, functions, numa, online),
+            numa_node=_numa_node(function, functions, numa, online, told or NumaFile()),
             link=_whole_link(function.link, other.link if other else None),
             driver=tree.link_name(f"{function.folder}/driver"),
             acs=config.acs if config else "unknown",
-            iommu=tree.link_name(f"{function.folder}/iommu_group"),
+            iommu=group,
+            iommu_type=tree.text(f"sys/kernel/iommu_groups/{group}/type") if group else None,
+            subsystem_vendor=tree.text(f"{function.folder}/subsystem_vendor"),
+            subsystem_device=tree.text(f"{function.folder}/subsystem_device"),
+            virtual_functions=_virtual_functions(tree, function) if role == "pf" else None,
+            host_bridge=function.host_bridge,
+            physical_function=_physical_function(tree, function) if role == "vf" else None,
         )
     return Pci(functions, devices)
 
@@ -200,17 +191,6 @@ def _own_link(tree: Tree, folder: str) -> PciLink | None:
     )
 
 
-def parse_speed(text: str | None) -> float | None:
-    """GT/s of "8 GT/s", "8.0 GT/s PCIe"; None for "Unknown" and absent."""
-    match = re.match(r"(\d+(?:\.\d+)?) GT/s", text or "")
-    return float(match[1]) if match and float(match[1]) > 0 else None
-
-
-def parse_width(text: str | None) -> int | None:
-    """Lanes; 0 and 255 are the kernel's "unknown"."""
-    return int(text) if text and text.isdigit() and int(text) not in (0, 255) else None
-
-
 def _below(functions: Iterable[Function]) -> dict[str, Function]:
     """Bridge -> the first function below it: the other end of a port's link."""
     found: dict[str, Function] = {}
@@ -260,23 +240,35 @@ def _role(tree: Tree, function: Function, port_type: int | None) -> str:
     return "pf" if tree.integer(f"{function.folder}/sriov_totalvfs") else "endpoint"
 
 
+def _virtual_functions(tree: Tree, function: Function) -> int | None:
+    return tree.integer(f"{function.folder}/sriov_numvfs")
+
+
+def _physical_function(tree: Tree, function: Function) -> str | None:
+    return normalise_address(tree.link_name(f"{function.folder}/physfn") or "")
+
+
 def _numa_node(
     function: Function,
     functions: Mapping[str, Function],
     numa: Numa,
     online: tuple[int, ...] | None,
+    told: NumaFile,
 ) -> Known:
     """
     The NUMA node of a function.
 
-    sysfs, else its local CPUs (all CPUs is the kernel's way to say nothing), else the
-    nearest bridge above it that knows. Never a default.
+    The operator's word, else sysfs, else its local CPUs (all CPUs is the kernel's way to
+    say nothing), else the nearest bridge above it that knows. Never a default.
     """
     nodes = {n.id for n in numa.nodes}
     given = function.numa_node
+    reason = "sysfs does not say" if given is None else f"sysfs says {given}"
+    for address in (function.address, *reversed(function.bridges)):
+        if address in told.nodes:
+            return Known(told.nodes[address], "operator", reason)
     if given is not None and given in nodes:
         return Known(given, "sysfs")
-    reason = "sysfs does not say" if given is None else f"sysfs says {given}"
     if given is not None and given >= 0:
         reason += ", which is not online"
     if function.local_cpus and set(function.local_cpus) != set(online or ()):

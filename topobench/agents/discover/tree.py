@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 
+from topobench.pcie import parse_cpu_mask
 from topobench.topology import format_cpu_list, parse_cpu_list
 
 _LARGEST = 4 << 20
@@ -125,24 +126,6 @@ class Tree:
         """Numbers N of the entries ``<prefix>N`` of a directory, ascending."""
         found = (re.fullmatch(rf"{prefix}(\d+)", n) for n in self.names(name))
         return tuple(sorted(int(m[1]) for m in found if m))
-
-
-def parse_cpu_mask(text: str) -> tuple[int, ...]:
-    """
-    CPUs of a kernel mask: comma groups of 32 bits, highest first; an empty group is 0.
-
-    Raises:
-        ValueError: It is not a hexadecimal mask.
-    """
-    bits = 0
-    for group in text.strip(" \n\0").split(","):
-        bits = bits << 32 | int(group or "0", 16)
-    return bits_set(bits)
-
-
-def bits_set(bits: int) -> tuple[int, ...]:
-    """Positions of the bits set, ascending."""
-    return tuple(i for i in range(bits.bit_length()) if bits >> i & 1)
 
 
 def cpu_list(cpus: tuple[int, ...] | None) -> str | None:
