@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from topobench.knee import FALSE_RATE, MIN_POINTS, Knee, Side, find_knee
+from topobench.knee import FALSE_RATE, MIN_POINTS, WIDTHS, Knee, Side, find_knee
 from topobench.reading import CiLevel
 
 Values = NDArray[np.floating[Any]]
@@ -129,8 +129,32 @@ def test_a_curve_that_bends_everywhere_has_no_knee() -> None:
     assert "bends gradually" in found.reason
 
 
-def test_a_curve_that_bends_upwards_has_no_knee() -> None:
-    assert knee(HALF_OCTAVES, np.maximum(HALF_OCTAVES / 2000, 1.0)).size is None
+@pytest.mark.parametrize("slope_after", [0.5, 0.42])
+def test_a_curve_that_bends_upwards_or_hardly_has_no_knee(slope_after: float) -> None:
+    """However clear the bend is: there is no noise at all."""
+    slope = 0.3 if slope_after == 0.5 else 0.5
+    x = HALF_OCTAVES / 2000
+    found = knee(HALF_OCTAVES, np.where(x < 1, x**slope, x**slope_after))
+    assert found.size is None
+    assert found.by_bend == pytest.approx(2000, rel=0.02)
+    assert found.reason == "no knee: the slope falls by less than 0.1"
+
+
+def test_methods_that_disagree_by_more_than_a_step_give_no_knee() -> None:
+    generator = np.random.default_rng(13)
+    agreed = disagreed = 0
+    for _ in range(300):
+        y = saturating(HALF_OCTAVES) * np.exp(0.06 * generator.standard_normal(17))
+        found = knee(HALF_OCTAVES, y)
+        if found.by_bend is None or found.by_chord is None or found.width_octaves == WIDTHS[-1]:
+            assert found.size is None
+            continue
+        near = abs(math.log2(found.by_bend / found.by_chord)) <= 0.5 + 1e-6
+        assert (found.size is not None) == near
+        agreed += near
+        disagreed += not near
+    assert agreed > 10
+    assert disagreed > 10
 
 
 def test_both_sides_of_a_peak_are_searched_apart() -> None:

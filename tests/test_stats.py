@@ -160,3 +160,45 @@ def test_drifting_samples_never_converge_and_are_called_drift() -> None:
     assert not stats.should_stop(drift, 0.01)
     assert stats.end_reason(drift, 0.01, "budget") == "drift"
     assert stats.end_reason([100.0] * 20, 0.01, "budget") == "budget"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_statistics_of_values_that_are_no_numbers_are_refused(bad: float) -> None:
+    values = [1.0, 2.0, bad, 4.0, 5.0, 6.0]
+    for call in (stats.mad, stats.interval, lambda v: stats.percentile(v, 0.5)):
+        with pytest.raises(ValueError, match=r"samples: value 2 is .*only finite numbers"):
+            call(values)
+
+
+def test_statistics_of_nothing_are_refused() -> None:
+    assert stats.interval([]) is None
+    with pytest.raises(ValueError, match="samples: 0 values; at least 1"):
+        stats.mad([])
+    with pytest.raises(ValueError, match="samples: 0 values; at least 1"):
+        stats.percentile([], 0.5)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.01, 99.0, math.nan])
+def test_a_percentile_needs_a_share(share: float) -> None:
+    with pytest.raises(ValueError, match="above 0 and at most 1"):
+        stats.percentile([1.0], share)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0, math.nan])
+def test_a_confidence_is_a_share(confidence: float) -> None:
+    with pytest.raises(ValueError, match=r"must be between 0 and 1, such as 0\.95"):
+        stats.interval_ranks(10, confidence)
+
+
+def test_sampling_goes_on_while_a_sample_is_no_number() -> None:
+    """The summary refuses it in the end; the loop that asks whether to stop must not fall over."""
+    assert not stats.should_stop([1.0] * 19 + [math.inf], 0.01)
+    assert stats.relative_half_width([1.0] * 19 + [math.nan]) is None
+
+
+def test_finite_returns_the_values_or_names_the_one_that_is_unfit() -> None:
+    assert stats.finite(range(1, 4), "sizes", positive=True) == [1.0, 2.0, 3.0]
+    with pytest.raises(ValueError, match="sizes: value 1 is 0; ratios need values above zero"):
+        stats.finite([1, 0], "sizes", positive=True)
+    with pytest.raises(ValueError, match="sizes: 2 values; at least 3 are needed"):
+        stats.finite([1, 2], "sizes", at_least=3)

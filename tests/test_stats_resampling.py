@@ -43,18 +43,18 @@ def test_interval_between_processes_covers_the_truth(shape: str, number: int) ->
 def test_interval_within_one_process_covers_its_own_median(shape: str) -> None:
     generator = np.random.default_rng(17)
     hits = 0
-    for seed in range(RUNS):
+    for seed in range(1000):
         samples = (50 + noise(shape, generator, (30,))).tolist()
         found = hierarchical_bootstrap([samples], seed=seed, resamples=1000)
         assert found.level is CiLevel.WITHIN
         assert found.lo is not None
         assert found.hi is not None
         hits += found.lo <= 50 <= found.hi
-    assert 0.93 <= hits / RUNS <= 0.98
+    assert 0.93 <= hits / 1000 <= 0.97
 
 
 def test_interval_within_one_process_says_little_about_processes() -> None:
-    """Why samples of one process never decide: a 95 % interval of them is right 1 time in 6."""
+    """Why samples of one process never decide: a 95 % interval of them is right 1 time in 8."""
     generator = np.random.default_rng(3)
     hits = 0
     for seed in range(RUNS):
@@ -90,8 +90,9 @@ def test_blocks_mend_most_of_what_memory_costs() -> None:
             assert one.hi is not None
             blocks += weight and one.lo <= 0 <= one.hi
             plain += not weight and one.lo <= 0 <= one.hi
-    assert plain / RUNS < 0.82
+    assert plain / RUNS < 0.88
     assert blocks / RUNS > 0.87
+    assert (blocks - plain) / RUNS > 0.05
 
 
 def test_autocorrelation_of_known_series() -> None:

@@ -174,7 +174,7 @@ def _one_side(
 
 
 def _find_bend(places: tuple[float, ...], logs: Sequence[float], confidence: float) -> _Bend | None:
-    """The best bend, if it is real and turns downwards enough."""
+    """The best bend, upwards or downwards, if it is real."""
     import numpy as np
     from scipy.special import fdtri
 
@@ -192,8 +192,6 @@ def _find_bend(places: tuple[float, ...], logs: Sequence[float], confidence: flo
     width, best = np.unravel_index(int(np.argmax(gains)), gains.shape)
     place = float(fine.tried[best])
     before, turn = _slopes(places, y, place, WIDTHS[width])
-    if turn > -MIN_BEND:
-        return None
     error = max(total - float(gains.max()), floor) / free
     needed = float(gains.max()) - error * float(fdtri(1, free, confidence))
     inside = np.flatnonzero(gains.max(axis=0) >= needed)
@@ -271,6 +269,8 @@ def _by_chord(places: tuple[float, ...], logs: Sequence[float], middle: float) -
 
 def _objection(places: tuple[float, ...], bend: _Bend, chord: float | None) -> str | None:
     """What speaks against a knee, or None."""
+    if bend.after - bend.before > -MIN_BEND:
+        return f"no knee: the slope falls by less than {MIN_BEND:g}"
     if bend.width == WIDTHS[-1]:
         return f"no knee: the curve bends gradually, over more than {WIDTHS[-2]:g} octaves"
     if chord is None:

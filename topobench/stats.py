@@ -62,14 +62,15 @@ def finite(
         ValueError: Fewer than ``at_least``, a NaN or an infinity, or, where ``positive``
             (logarithms and ratios), a value of zero or below. ``what`` names them.
     """
-    listed = [float(x) for x in values]
+    listed = list(map(float, values))
     if len(listed) < at_least:
         raise ValueError(f"{what}: {len(listed)} values; at least {at_least} are needed")
-    for place, x in enumerate(listed):
-        if not math.isfinite(x):
-            raise ValueError(f"{what}: value {place} is {x}; only finite numbers can be used")
-        if positive and x <= 0:
-            raise ValueError(f"{what}: value {place} is {x:g}; ratios need values above zero")
+    if not all(map(math.isfinite, listed)):
+        place, bad = next((i, x) for i, x in enumerate(listed) if not math.isfinite(x))
+        raise ValueError(f"{what}: value {place} is {bad}; only finite numbers can be used")
+    if positive and min(listed, default=1.0) <= 0:
+        place, bad = next((i, x) for i, x in enumerate(listed) if x <= 0)
+        raise ValueError(f"{what}: value {place} is {bad:g}; ratios need values above zero")
     return listed
 
 
