@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_xml_systems import read
+from topobench.importers.nccl_xml import parse
 from topobench.nccl_paths import (
     Device,
     NcclPath,
@@ -20,6 +20,8 @@ from topobench.nccl_paths import (
     cpu_gbps,
     pcie_gbps,
 )
+from topobench.nccl_system import system_of
+from topobench.paths import find_paths
 
 ORACLE = Path(__file__).parents[2] / "shared/topodata/nccl_oracle"
 FILES = sorted(ORACLE.glob("*.xml"))
@@ -36,14 +38,25 @@ def test_oracle_is_whole() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_types_bandwidths_and_p2p_are_those_of_nccl(file: Path) -> None:
     """Of every pair: GPU to GPU, GPU to NIC and back, GPU to CPU."""
-    wanted = json.loads(file.with_suffix(".json").read_text())["paths"]
-    found = compute(read(file))
-    assert len(wanted) == len(found)
-    for path in wanted:
-        ours = found[path["a"], path["b"]]
-        assert ours.type.name == path["type"], path
-        assert ours.bytes_per_second == pytest.approx(path["bw"] * 1e9, rel=1e-4), path
-        assert ours.p2p == (bool(path["p2p"]) if "p2p" in path else None), path
+    answers = json.loads(file.with_suffix(".json").read_text())
+    topology = parse(file.read_text())
+    found = compute(system_of(topology))
+    paths = {(p.a, p.b): p for p in find_paths(topology).paths}
+    ports = sorted(nic["dev"] for nic in answers["nics"])
+    names = {f"nic:{dev}": f"nic:{nic.name}" for dev, nic in zip(ports, topology.nics, strict=True)}
+    assert len(answers["paths"]) == len(found)
+    for wanted in answers["paths"]:
+        a, b = (names.get(wanted[end], wanted[end]).replace("cpu:", "numa:") for end in "ab")
+        ours = found[a, b]
+        assert ours.type.name == wanted["type"], wanted
+        assert ours.bytes_per_second == pytest.approx(wanted["bw"] * 1e9, rel=1e-4), wanted
+        assert ours.p2p == (bool(wanted["p2p"]) if "p2p" in wanted else None), wanted
+        if (a, b) in paths:
+            path = paths[a, b]
+            assert (path.nccl, path.nccl_bytes_per_second) == (
+                ours.type.name,
+                ours.bytes_per_second,
+            )
 
 
 def flat(*, cpus: tuple[str, ...] = ("cpu:0",), **changes: object) -> System:

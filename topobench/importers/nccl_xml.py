@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 from topobench.errors import ImportFailed
 from topobench.importers.document import clean
@@ -98,6 +99,8 @@ class _Reader:
                 online=lists if known else None,
                 vendor=clean(first.get("vendor")) or None,
                 model=_model(first),
+                family=_small_number(first.get("familyid")),
+                model_number=_small_number(first.get("modelid")),
             ),
             numa_nodes=tuple(self.nodes[i] for i in sorted(self.nodes)),
             pci=tuple(self.pci.values()),
@@ -139,7 +142,7 @@ class _Reader:
                 self._gpu(child, near, parent)
 
     def _pci(self, element: Element, near: Known, parent: str | None) -> None:
-        address = normalise_address(element.get("busid"))
+        address = _address(element.get("busid"))
         if address is None:
             raise ImportFailed(f"busid {clean(element.get('busid'))!r} is no PCI address")
         if address in self.pci:
@@ -155,6 +158,8 @@ class _Reader:
             role="upstream" if bridge or pci_class.startswith("0x0604") else "endpoint",
             numa_node=near,
             link=_link(element),
+            subsystem_vendor=hexadecimal(element.get("subsystem_vendor"), 4) or None,
+            subsystem_device=hexadecimal(element.get("subsystem_device"), 4) or None,
         )
         self._inside(element, near, address)
         if pci_class[:6] in ("0x0300", "0x0302") and not any(element.all("gpu")):
@@ -185,11 +190,22 @@ class _Reader:
                 name = f"{name or 'net'}:{clean(port)}" if port else f"{name}:{len(taken)}"
             if name in taken:
                 raise ImportFailed(f"two <net> elements have the name and port {name}")
-            self.nics.append((place, Nic(name, parent, near, rate or None)))
+            direct = {"0": False, "1": True}.get(net.get("gdr"))
+            nic = Nic(name, parent, near, rate or None, gpu_direct=direct)
+            self.nics.append((place, nic))
 
     def _cpus(self, near: Known) -> str | None:
         node = self.nodes.get(-1 if near.value is None else near.value)
         return node.cpus or None if node else None
+
+
+def _address(text: str) -> str | None:
+    """A PCI address; one with too many digits as NCCL reads it, which joins them all."""
+    match = re.fullmatch(r"([0-9a-f]{4}):([0-9a-f]{3}):([0-9a-f]{2})\.([0-7])", text.lower())
+    if match is None:
+        return normalise_address(text)
+    joined = "".join(match.groups())
+    return normalise_address(f"{joined[:-5]}:{joined[-5:-3]}:{joined[-3:-1]}.{joined[-1]}")
 
 
 def _mask(text: str, node: int) -> tuple[int, ...]:
@@ -207,6 +223,10 @@ def _model(cpu: Element) -> str | None:
     if not (re.fullmatch(r"[0-9]{1,4}", family) and re.fullmatch(r"[0-9]{1,4}", model)):
         return None
     return clean(f"{cpu.get('vendor').strip()} family {family} model {model}")
+
+
+def _small_number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,4}", text) else None
 
 
 def _link(element: Element) -> PciLink | None:
@@ -232,8 +252,21 @@ def _gpu(address: str, element: Element | None, near: Known, cpus: str | None) -
         compute_capability=f"{int(sm) // 10}.{int(sm) % 10}" if capable else None,
         state="unknown",
         nvlink=None if element is None else _nvlinks(element),
-        c2c=True if element is not None and any(element.all("c2c")) else None,
+        **_chip_links(element),
     )
+
+
+def _chip_links(gpu: Element | None) -> dict[str, Any]:
+    """Links between a GPU and its CPU: how many, and all their bandwidth (MB/s of each here)."""
+    found = next(iter(gpu.all("c2c")), None) if gpu is not None else None
+    if found is None:
+        return {}
+    count, rate = (re.fullmatch(r"[0-9]{1,7}", found.get(name)) for name in ("count", "bw"))
+    return {
+        "c2c": True,
+        "c2c_links": int(count[0]) if count else None,
+        "c2c_bytes_per_second": int(count[0]) * int(rate[0]) * 1e6 if count and rate else None,
+    }
 
 
 def _remote(text: str) -> str | None:
