@@ -103,7 +103,11 @@ def _new_sweep(
             started_at=sweep.utc_now(),
             estimated_seconds=plan.estimated_seconds,
             budget_seconds=config.budget_seconds,
-            warnings=[*plan.warnings, *(f.text for f in connection.failures)],
+            warnings=[
+                *plan.warnings,
+                *connection.warnings,
+                *(f.text for f in connection.failures),
+            ],
             hosts=hosts,
             cells=plan.cells,
         )

@@ -123,11 +123,17 @@ class RayAgent:
 
 
 class Connection:
-    """Every agent of a sweep, and the hosts that could not take part."""
+    """Every agent of a sweep, the hosts that could not take part, and what to know of both."""
 
-    def __init__(self, agents: Sequence[RayAgent], failures: Sequence[Failure]) -> None:
+    def __init__(
+        self,
+        agents: Sequence[RayAgent],
+        failures: Sequence[Failure],
+        warnings: Sequence[str] = (),
+    ) -> None:
         self.agents = tuple(agents)
         self.failures = tuple(failures)
+        self.warnings = tuple(warnings)
 
 
 @contextlib.contextmanager
@@ -160,7 +166,7 @@ def connect(
         targets, missing = _targets(base, hosts, address)
         agents, failures = _start(targets)
         try:
-            yield Connection(agents, [*missing, *failures])
+            yield Connection(agents, [*missing, *failures], list(_open_to_all(address)))
         finally:
             _close(agents)
 
@@ -210,6 +216,14 @@ def _interrupts_ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def _open_to_all(address: str) -> Iterator[str]:
+    if address != "local" and not _has_token():
+        yield (
+            f"Ray at {address} asks for no token: whoever reaches that port can run code on every "
+            "host; start it with RAY_AUTH_MODE=token (ray.require_token refuses such a cluster)"
+        )
 
 
 def _has_token() -> bool:
