@@ -15,7 +15,7 @@ _LONGEST_SET = MOST_CPUS // 32 * 12
 _MOST_OBJECTS = 1 << 11
 _MOST_LINKS = 64
 _LATENCY = 4
-_LINK_MBPS = {r"P100": 20_000, r"\bG?B[123]00\b|RTX PRO": 50_000, r"": 25_000}
+_LINK_MBPS = {r"P100": 20_000, r"\bG?B[123]00\b": 50_000, r"": 25_000}
 """What hwloc takes for one NVLink, one direction, by model of GPU."""
 
 
@@ -80,9 +80,9 @@ def nvlinks(peers: Peers, model: str | None) -> NvLinks | None:
     hwloc tells the bandwidth between two ends, not the number of links: it counts those, times
     what it takes for one of them.
     """
-    each = next(rate for pattern, rate in _LINK_MBPS.items() if re.search(pattern, model or ""))
+    each = link_mbps(model)
     links: list[NvLink] = []
-    for remote, mbps, switch in peers:
+    for remote, mbps, switch in sorted(peers):
         if mbps % each or mbps > each * _MOST_LINKS:
             return None
         kind = "nvswitch" if switch else "gpu"
@@ -91,6 +91,11 @@ def nvlinks(peers: Peers, model: str | None) -> NvLinks | None:
         return None
     total = sum(mbps for _, mbps, _ in peers) * 1e6
     return NvLinks(len(links), None, None, total, tuple(links))
+
+
+def link_mbps(model: str | None) -> int:
+    """MB/s that hwloc takes for one NVLink of a GPU model, one direction."""
+    return next(rate for pattern, rate in _LINK_MBPS.items() if re.search(pattern, model or ""))
 
 
 def _by_gpu(table: Element, names: Mapping[str, str]) -> Iterator[tuple[str, Peers]]:

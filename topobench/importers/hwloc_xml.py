@@ -23,6 +23,7 @@ from topobench.importers.topology_text import (
     MOST_NODES,
     UNKNOWN_CLASS,
     UNKNOWN_ID,
+    hexadecimal,
     imported,
     number,
 )
@@ -55,6 +56,7 @@ _TYPE = re.compile(
 _VERSION_2 = {"0": "storage", "2": "net", "3": "rdma"}
 """Numbers of ``osdev_type``; version 3 has one bit for each use of a device instead."""
 _BITS_3 = {32: "rdma", 16: "net", 1: "storage"}
+_ROLES = frozenset({"root_port", "upstream", "downstream", "endpoint", "pf", "vf"})
 _PORT_STATES = {"1": "down", "2": "init", "3": "armed", "4": "active"}
 
 
@@ -153,6 +155,7 @@ class _Reader:
         infos = _infos(element)
         found = _TYPE.fullmatch(element.get("pci_type"))
         pci_class = f"0x{found[1]}{found[4] or '00'}".lower() if found else UNKNOWN_CLASS
+        pci_class = hexadecimal(infos.get(f"{OWN}Class", pci_class), 6) or pci_class
         device = PciDevice(
             address=address,
             pci_class=pci_class,
@@ -208,7 +211,7 @@ class _Reader:
         if kind == "rdma" and (device is None or device.role != "vf"):
             self.rdma += _rdma_ports(name, address, near, infos)
         elif kind == "net" and (device is None or device.role != "vf"):
-            self.net.append(Nic(name, address, near))
+            self.net.append(_nic(name, 1, address, near, infos))
         elif kind == "storage" and (match := re.match(r"nvme[0-9]+", name)):
             model = infos.get("Model") or None
             self.nvme.append(Nvme(match[0], address, near, model))
@@ -219,7 +222,10 @@ class _Reader:
             self.names[f"OSDev:{osdev.get('gp_index')}"] = device.address
             infos = {**_infos(osdev), **infos}
         uuid = infos.get("NVIDIAUUID")
-        memory = infos.get("CUDAGlobalMemorySize", "")
+        kilobytes, memory = (
+            infos.get("CUDAGlobalMemorySize", ""),
+            infos.get(f"{OWN}MemoryBytes", ""),
+        )
         node = device.numa_node
         self.gpus.append(
             Gpu(
@@ -227,7 +233,7 @@ class _Reader:
                 uuid=(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}") if uuid else None,
                 pci_address=device.address,
                 model=infos.get("GPUModel"),
-                memory_bytes=int(memory) << 10 if re.fullmatch(r"[0-9]{1,15}", memory) else None,
+                memory_bytes=_integer(memory) or (_integer(kilobytes) or 0) << 10 or None,
                 cpu_node=node,
                 cuda_index=_index(osdevs, "cuda"),
                 compute_capability=infos.get(f"{OWN}ComputeCapability"),
@@ -258,11 +264,11 @@ class _Reader:
             cpus=self._cpus(),
             numa_nodes=nodes,
             numa_distances=distances(root, self._node_names()),
-            pci=tuple(self.pci.values()),
+            pci=tuple(sorted(self.pci.values(), key=lambda d: _order(d.address))),
             gpus=tuple(sorted(gpus, key=lambda g: (g.index is None, g.index or 0))),
-            nics=(*self.rdma, *plain),
-            nvswitches=tuple(self.switches),
-            nvme=tuple({n.name: n for n in self.nvme}.values()),
+            nics=(*sorted(self.rdma, key=_name), *sorted(plain, key=_name)),
+            nvswitches=tuple(sorted(self.switches, key=_order)),
+            nvme=tuple(sorted({n.name: n for n in self.nvme}.values(), key=_name)),
             warnings=tuple(self.warnings),
         )
 
@@ -301,7 +307,8 @@ class _Reader:
     def _count(self, name: str, kind: str) -> int | None:
         """What our exporter wrote, else the number of objects of that kind."""
         text = self.infos.get(f"{OWN}{name}", "")
-        return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else self.counts.get(kind)
+        found = _integer(text)
+        return self.counts.get(kind) if found is None else found
 
     def _node_names(self) -> dict[str, int]:
         """How distance tables call the NUMA nodes: by ``gp_index`` and by number."""
@@ -328,7 +335,7 @@ class _Reader:
                 id=index,
                 kind=kind,
                 cpus=format_cpu_list(own),
-                memory_bytes=int(memory) if re.fullmatch(r"[0-9]{1,18}", memory) else None,
+                memory_bytes=_integer(memory),
                 allowed=allowed is None or index in allowed,
                 gpu=infos.get(f"{OWN}Gpu") or normalise_address(infos.get("PCIBusID", "")),
             )
@@ -353,12 +360,21 @@ def _kind(element: Element, infos: dict[str, str], own: set[int]) -> tuple[NodeK
     return NodeKind.MEMORY if memory not in ("", "0") else NodeKind.EMPTY, own
 
 
+def _order(address: str) -> tuple[int, ...]:
+    return tuple(int(part, 16) for part in re.split("[:.]", address))
+
+
+def _name(device: Nic | Nvme) -> str:
+    return device.name
+
+
 def _role(element: Element, place: _Place, infos: dict[str, str]) -> str:
+    told = infos.get(f"{OWN}Role", "")
+    if told in _ROLES:
+        return told
     if element.get("type") == "Bridge":
         return "root_port" if place.depth == 0 else "upstream" if place.depth % 2 else "downstream"
-    told = infos.get(f"{OWN}Role", "")
-    virtual = "Virtual Function" in infos.get("PCIDevice", "")
-    return told if told in ("pf", "vf", "endpoint") else "vf" if virtual else "endpoint"
+    return "vf" if "Virtual Function" in infos.get("PCIDevice", "") else "endpoint"
 
 
 def _link(text: str) -> PciLink | None:
@@ -372,22 +388,32 @@ def _is_nvidia(osdev: Element) -> bool:
     return re.fullmatch(r"(nvml|cuda)[0-9]+", osdev.get("name")) is not None
 
 
+def _integer(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
 def _index(osdevs: list[Element], prefix: str) -> int | None:
     names = (re.fullmatch(rf"{prefix}([0-9]{{1,4}})", e.get("name")) for e in osdevs)
     return next((int(m[1]) for m in names if m), None)
 
 
 def _rdma_ports(name: str, address: str | None, near: Known, infos: dict[str, str]) -> list[Nic]:
-    ports = sorted(int(m[1]) for n in infos if (m := re.fullmatch(r"Port([0-9]{1,3})State", n)))
-    return [
-        Nic(
-            name=name if port == 1 else f"{name}:{port}",
-            pci_address=address,
-            numa_node=near,
-            state=_PORT_STATES.get(infos.get(f"Port{port}State", "")),
-        )
-        for port in ports or [1]
-    ]
+    found = (re.fullmatch(rf"(?:{OWN})?Port([0-9]{{1,3}})(?:State|Rate)", n) for n in infos)
+    ports = sorted({int(m[1]) for m in found if m})
+    return [_nic(name, port, address, near, infos) for port in ports or [1]]
+
+
+def _nic(name: str, port: int, address: str | None, near: Known, infos: dict[str, str]) -> Nic:
+    rate = _integer(infos.get(f"{OWN}Port{port}Rate", ""))
+    state = _PORT_STATES.get(infos.get(f"Port{port}State", ""))
+    return Nic(
+        name=name if port == 1 else f"{name}:{port}",
+        pci_address=address,
+        numa_node=near,
+        rate_bytes_per_second=None if rate is None else float(rate),
+        link_layer=infos.get(f"{OWN}Port{port}LinkLayer"),
+        state=state or infos.get(f"{OWN}Port{port}State"),
+    )
 
 
 def _list(text: str) -> str | None:
