@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from launching import CPUS, Lab, cell
 from topobench.agents.launch import rank_binding
-from topobench.reading import Binding, ReasonCode, Status
+from topobench.reading import Arm, Binding, ReasonCode, Status
 
 pytest.importorskip("torch", reason="the ranks meet with torch.distributed")
 
@@ -113,7 +114,7 @@ def test_hyper_threads_of_a_core_stay_together(monkeypatch: pytest.MonkeyPatch) 
     """CPU 64 is the second thread of CPU 0's core, as on most servers."""
     monkeypatch.setattr("topobench.agents.launch._core", lambda cpu: cpu % 64)
     binding = Binding("local", cpus="0-3,64-67")
-    parts = [rank_binding(binding, rank, 2, gpus=False).cpus for rank in range(2)]
+    parts = [rank_binding(Arm(binding), rank, 2, gpus=False).cpus for rank in range(2)]
     assert parts == ["0-1,64-65", "2-3,66-67"]
 
 
@@ -122,8 +123,19 @@ def test_slices_are_disjoint_and_gpu_ranks_keep_the_whole_set(
 ) -> None:
     monkeypatch.setattr("topobench.agents.launch._core", lambda cpu: cpu)
     binding = Binding("local", cpus="0-3,8-12")
-    parts = [rank_binding(binding, rank, 4, gpus=False).cpus for rank in range(4)]
+    parts = [rank_binding(Arm(binding), rank, 4, gpus=False).cpus for rank in range(4)]
     assert parts == ["0-1", "2-3", "8-9", "10-11"]
-    assert rank_binding(binding, 1, 4, gpus=True) == binding
-    assert rank_binding(binding, 0, 1, gpus=False) == binding
-    assert rank_binding(Binding("none"), 1, 2, gpus=False) == Binding("none")
+    assert rank_binding(Arm(binding), 1, 4, gpus=True) == binding
+    assert rank_binding(Arm(binding), 0, 1, gpus=False) == binding
+    assert rank_binding(Arm(Binding("none")), 1, 2, gpus=False) == Binding("none")
+
+
+def test_ranks_of_gpus_on_several_nodes_are_bound_apart(lab: Lab) -> None:
+    """Each worker really runs on its own CPUs, whatever its peers have."""
+    parts = tuple(Binding("local", cpus=str(cpu)) for cpu in (CPUS[1], CPUS[0]))
+    arm = Arm(Binding("local", cpus=f"{CPUS[0]},{CPUS[1]}"), rank_bindings=parts)
+    asked = dataclasses.replace(cell("meeting", ranks=2), arm=arm)
+    (run,) = lab.run(asked, seconds=60.0)
+    assert run.status is Status.OK, run.reason
+    assert [m.cpus for m in run.members] == [str(CPUS[1]), str(CPUS[0])]
+    assert run.conditions["rank_cpus"] == "of its GPU's arm"

@@ -120,22 +120,68 @@ class TestGpuHost:
     def plan(self, **flags: Any) -> Plan:
         return make_plan(configured(**flags), [host(dual())], seed=3)
 
-    def test_copies_run_on_each_gpu_under_each_arm(self) -> None:
-        cells = planned(self.plan(probes="host_to_device").cells)
+    def test_copies_of_one_gpu_run_on_each_under_each_arm(self) -> None:
+        sets = ("host_to_device.at_once=one",)
+        cells = planned(self.plan(probes="host_to_device", sets=sets).cells)
         per_worker = collections.Counter((c.devices, c.arm.name) for c in cells)
         assert len(per_worker) == 8 * 3
         assert set(per_worker.values()) == {3 * 2}
         assert {len(c.devices) for c in cells} == {1}
 
+    def test_quick_copies_to_all_gpus_at_once(self) -> None:
+        """One worker for each GPU and arm; the order of the GPUs is the host's."""
+        keys = tuple(g.key for g in dual().gpus)
+        cells = planned(self.plan(probes="host_to_device").cells)
+        assert {(c.devices, c.ranks, c.case.params["at_once"]) for c in cells} == {(keys, 8, "all")}
+        assert {c.arm.name: c.arm.ring for c in cells} == dict.fromkeys(("none", "local", "spread"))
+
+    def test_arms_are_compared_on_all_gpus_and_each_alone_runs_under_the_first(self) -> None:
+        cells = planned(self.plan(probes="host_to_device", profile="standard").cells)
+        arms = collections.defaultdict(set)
+        for cell in cells:
+            arms[len(cell.devices), cell.case.params["at_once"]].add(cell.arm.name)
+        assert arms == {(8, "all"): {"none", "local", "spread", "remote"}, (1, "one"): {"none"}}
+        assert {c.devices for c in cells if c.ranks == 1} == {(g.key,) for g in dual().gpus}
+
+    def test_all_gpus_at_once_of_a_single_gpu_is_that_one(self) -> None:
+        for asked in ("all", "one,all", "one"):
+            chosen = configured(
+                probes="host_to_device", sets=(f"host_to_device.at_once={asked}",), bindings="none"
+            )
+            cells = planned(make_plan(chosen, [host(dual(gpus=1))], seed=1).cells)
+            assert {(c.ranks, c.case.params["at_once"]) for c in cells} == {(1, "one")}
+            assert len(cells) == 3 * 2
+
     def test_local_follows_each_gpu(self) -> None:
         place = dual()
         nodes = {g.key: g.cpu_node.value for g in place.gpus}
-        for cell in planned(make_plan(configured(), [host(place)], seed=1).cells):
-            if cell.case.probe == "host_to_device" and cell.arm.name == "local":
+        chosen = configured(probes="host_to_device", sets=("host_to_device.at_once=one",))
+        for cell in planned(make_plan(chosen, [host(place)], seed=1).cells):
+            assert cell.arm.rank_bindings == ()
+            if cell.arm.name == "local":
                 assert cell.arm.binding.cpu_nodes == (nodes[cell.devices[0]],)
 
+    @pytest.mark.parametrize("probe", ["host_to_device", "all_reduce"])
+    def test_each_rank_of_a_gang_is_bound_to_the_node_of_its_own_gpu(self, probe: str) -> None:
+        place = dual()
+        far = configured(probes=probe, bindings="local,remote")
+        cells = planned(make_plan(far, [host(place)], seed=1).cells)
+        bound = {c.arm.binding.name: c.arm for c in cells}
+        for name, nodes in (("local", (0, 0, 0, 0, 1, 1, 1, 1)), ("remote", (1,) * 4 + (0,) * 4)):
+            ranks = bound[name].rank_bindings
+            assert tuple(b.cpu_nodes[0] for b in ranks) == nodes
+            assert tuple(b.memory_nodes[0] for b in ranks) == nodes
+            assert {b.threads for b in ranks} == {bound[name].binding.threads}
+            assert (bound[name].binding.cpus, bound[name].binding.cpu_nodes) == ("0-127", (0, 1))
+            assert bound[name].binding.memory_nodes == (0, 1)
+
+    def test_ranks_that_are_bound_alike_have_one_binding(self) -> None:
+        cells = planned(self.plan(probes="all_reduce", bindings="none,spread").cells)
+        assert {c.arm.rank_bindings for c in cells} == {()}
+
     def test_threads_are_equal_across_the_arms_of_a_comparison(self) -> None:
-        cells = planned(self.plan(probes="host_to_device").cells)
+        sets = ("host_to_device.at_once=one",)
+        cells = planned(self.plan(probes="host_to_device", sets=sets).cells)
         assert {c.arm.binding.threads for c in cells} == {64}
 
     def test_the_memory_matrix_has_every_pair_of_nodes(self) -> None:
@@ -160,7 +206,8 @@ class TestGpuHost:
     def test_a_collective_has_one_rank_for_each_gpu(self) -> None:
         cells = planned(self.plan(probes="all_reduce").cells)
         assert {(len(c.devices), c.ranks, c.case.params["ranks"]) for c in cells} == {(8, 8, 8)}
-        assert {c.arm.name for c in cells} == {"none/auto", "spread/auto"}
+        assert {c.arm.name for c in cells} == {"none/auto", "local/auto", "spread/auto"}
+        assert {c.case.params["backend"] for c in cells} == {"nccl"}
 
     def test_a_payload_too_large_for_the_smallest_gpu_is_skipped(self) -> None:
         place = dual(gpus=2)
@@ -173,17 +220,13 @@ class TestGpuHost:
             for cell in cells:
                 assert cell.devices == tuple(g.key for g in place.gpus)
 
-    def test_a_gang_over_two_nodes_has_no_local_arm(self) -> None:
-        found = reasons(self.plan(probes="all_reduce").cells)
-        assert found == [("all_reduce", "local", Status.SKIPPED, ReasonCode.UNSUPPORTED)]
-
     def test_gpu_hours_count_every_gpu_of_the_host(self) -> None:
         plan = self.plan()
         assert plan.gpu_hours == pytest.approx(8 * plan.estimated_seconds / 3600)
 
     def test_gpu_workers_take_longer_to_start(self) -> None:
         cells = self.plan(probes="host_to_device").cells
-        expected = 24 * GPU_START_SECONDS + sum(c.estimated_seconds for c in cells)
+        expected = 3 * GPU_START_SECONDS + sum(c.estimated_seconds for c in cells)
         assert estimate(cells) == pytest.approx(expected)
 
     def test_ring_orders_that_do_not_exist_yet_are_skipped_not_run_as_another(self) -> None:
@@ -219,7 +262,8 @@ class TestOrder:
         return found
 
     def plan(self, seed: int = 5, key: str = "h1", extra: int = 0) -> Plan:
-        chosen = configured(profile="standard", probes="host_to_device")
+        sets = ("host_to_device.at_once=one",)
+        chosen = configured(profile="standard", probes="host_to_device", sets=sets)
         others = [host(dual(), f"other{i}") for i in range(extra)]
         return make_plan(chosen, [host(dual(), key), *others], seed=seed)
 

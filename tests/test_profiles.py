@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planning import gpu, host, small
+from planning import dual, gpu, host, small
 from topobench import config
 from topobench.config import Overrides
 from topobench.plan import make_plan
@@ -71,6 +71,13 @@ def test_quick_is_planned_within_its_goal(limit: int, cpus: int, gpus: int) -> N
     here = host(small(cpus=cpus, gpus=[gpu(i) for i in range(gpus)]))
     plan = make_plan(config.load(None, environ={}), [here], seed=1)
     assert plan.estimated_seconds + START_SECONDS <= limit
+
+
+@pytest.mark.parametrize(("profile", "minutes"), [("quick", 3), ("full", 180)])
+def test_a_host_of_eight_gpus_is_planned_within_the_goal(profile: str, minutes: int) -> None:
+    chosen = config.load(None, environ={}, overrides=Overrides(profile=profile))
+    plan = make_plan(chosen, [host(dual(8))], seed=1)
+    assert plan.estimated_seconds + START_SECONDS <= 60 * minutes
 
 
 @pytest.mark.parametrize("name", ["quick", "standard", "full"])

@@ -9,7 +9,7 @@ as memory only. An arm that cannot be laid out is refused with the reason, never
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from topobench.config import BindingChoice
@@ -136,6 +136,17 @@ def equal_threads(bindings: Iterable[Binding], topology: Topology, ranks: int = 
     if threads == total > 2:
         threads -= 1
     return max(1, threads // ranks)
+
+
+def united(bindings: Sequence[Binding]) -> Binding:
+    """All CPUs and memory nodes of the bindings of one arm's ranks, under that arm's name."""
+    cpus = frozenset[int]().union(*(_cpus(b.cpus) for b in bindings))
+    return replace(
+        bindings[0],
+        cpus=_text(cpus),
+        cpu_nodes=tuple(sorted({n for b in bindings for n in b.cpu_nodes})),
+        memory_nodes=tuple(sorted({n for b in bindings for n in b.memory_nodes})),
+    )
 
 
 def with_threads(binding: Binding, threads: int) -> Binding:

@@ -11,17 +11,17 @@ import dataclasses
 import itertools
 import random
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from topobench.bindings import (
     MatrixArm,
     Refusal,
-    Resolved,
     equal_threads,
     numa_matrix,
     resolve,
+    united,
     with_threads,
 )
 from topobench.config import BindingChoice, ClusterConfig, ProbeChoice
@@ -37,6 +37,8 @@ from topobench.units import format_bytes
 Timed = tuple[Case, float]
 """A case and about how long it takes, seconds without start-up."""
 UNBOUND = Arm(Binding("none"))
+AT_ONCE = "at_once"
+"""Parameter of probes that measure one GPU, or all GPUs of a host at the same time."""
 
 
 class Choice:
@@ -69,6 +71,18 @@ class Choice:
             )
         return self._cases[key]
 
+    def alone(self, gpus: int) -> tuple[Timed, ...]:
+        """The cases of one GPU; on a host with a single one, that is all of them at once."""
+        wanted = self.values.get(AT_ONCE)
+        if wanted is None:
+            return self.cases()
+        return self.cases(at_once="one") if "one" in wanted or gpus == 1 else ()
+
+    def together(self, gpus: int) -> tuple[Timed, ...]:
+        """The cases of all GPUs at once."""
+        asked = "all" in self.values.get(AT_ONCE, ())
+        return self.cases(at_once="all") if asked and gpus > 1 else ()
+
     def gang_sizes(self) -> tuple[int, ...]:
         """The values of ``ranks``; pairs for a collective without that parameter."""
         return tuple(r for r in self.values.get("ranks", (2,)) if isinstance(r, int))
@@ -93,11 +107,19 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """Devices on which arms are compared, and the cases every arm runs there."""
+    """
+    Devices on which arms are compared, and the cases every arm runs there.
+
+    Args:
+        rings: Its ranks are joined by rings of GPUs, whose order can be compared.
+        compared: Every arm is run; else the first binding that exists.
+    """
 
     devices: tuple[Gpu, ...] = ()
     ranks: int = 1
     cases: list[Timed] = field(default_factory=list)
+    rings: bool = False
+    compared: bool = True
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -153,11 +175,31 @@ class _Layout:
         on_gpu = [c for c in choices if "cuda" in c.probe.needs]
         for choice in on_gpu:
             yield from self._broken(choice)
-        shuffled = self._random("devices").sample(self.gpus.usable, len(self.gpus.usable))
-        benches = [_Bench((gpu,), 1, _all_cases(on_gpu)) for gpu in shuffled if on_gpu]
+        benches = [*self._gpu_benches(on_gpu)]
         if len(on_gpu) < len(choices):
-            benches.append(_Bench(cases=_all_cases(c for c in choices if c not in on_gpu)))
+            left = [c for c in choices if c not in on_gpu]
+            benches.append(_Bench(cases=[t for c in left for t in c.cases()]))
         yield from self._benches(benches)
+
+    def _gpu_benches(self, choices: Sequence[Choice]) -> Iterator[_Bench]:
+        """
+        All GPUs at once, then each alone.
+
+        What runs at once compares the arms for all GPUs in the time of one; such a probe runs
+        on each GPU alone under the first arm only.
+        """
+        gpus = self.gpus.usable
+        together = [t for c in choices for t in c.together(len(gpus))]
+        if together:
+            yield _Bench(gpus, len(gpus), together)
+        both = [c for c in choices if c.together(len(gpus))]
+        alone = [t for c in choices if c not in both for t in c.alone(len(gpus))]
+        once = [t for c in both for t in c.alone(len(gpus))]
+        for gpu in self._random("devices").sample(gpus, len(gpus)):
+            if alone:
+                yield _Bench((gpu,), 1, alone)
+            if once:
+                yield _Bench((gpu,), 1, once, compared=False)
 
     def _gangs(self, choices: Sequence[Choice]) -> Iterator[Cell]:
         """Collectives: one rank for each GPU where there are several, else CPU processes."""
@@ -170,12 +212,11 @@ class _Layout:
                     yield self._lacking(choice, lack)
                 elif on_gpus:
                     yield from self._broken(choice)
-                    yield from self._gang(
-                        choice, backend, _Bench(self.gpus.whole, len(self.gpus.whole)), benches
-                    )
+                    whole = self.gpus.whole
+                    yield from self._gang(choice, _Bench(whole, len(whole), rings=True), benches)
                 sliced = lack is not None and lack.reason.code is ReasonCode.MIG
                 if not on_gpus or (sliced and backend == "auto"):
-                    yield from self._cpu_gangs(choice, backend, benches)
+                    yield from self._cpu_gangs(choice, benches)
         yield from self._benches(list(benches.values()))
 
     def _gpus_expected(self) -> bool:
@@ -186,23 +227,22 @@ class _Layout:
         selected = len(self.gpus.usable) + len(self.gpus.broken)
         return selected > 1 or len(self.gpus.whole) < len(self.gpus.usable)
 
-    def _cpu_gangs(
-        self, choice: Choice, backend: Scalar, benches: dict[Any, _Bench]
-    ) -> Iterator[Cell]:
+    def _cpu_gangs(self, choice: Choice, benches: dict[Any, _Bench]) -> Iterator[Cell]:
         for ranks in choice.gang_sizes():
             lack = needs_cpus(ranks, self.host.topology)
             if lack is None:
-                yield from self._gang(choice, backend, _Bench((), ranks), benches)
+                yield from self._gang(choice, _Bench((), ranks), benches)
             else:
                 yield self._lacking(choice, lack, ranks=ranks)
 
-    def _gang(
-        self, choice: Choice, backend: Scalar, new: _Bench, benches: dict[Any, _Bench]
-    ) -> Iterator[Cell]:
+    def _gang(self, choice: Choice, new: _Bench, benches: dict[Any, _Bench]) -> Iterator[Cell]:
         """Add a collective's cases to the bench of its gang; those too large are refused."""
         bench = benches.setdefault((new.devices, new.ranks), new)
+        backend = "nccl" if bench.devices else "gloo"
         for case, seconds in choice.cases(ranks=bench.ranks, backend=backend):
             lack = self._too_large(case, bench)
+            if (case, seconds) in bench.cases:  # asked for as auto and by name
+                continue
             if lack is None:
                 bench.cases.append((case, seconds))
             else:
@@ -258,12 +298,7 @@ class _Layout:
         for bench, arms, _ in resolved:
             threads = equal_threads(bindings, self.host.topology, bench.ranks)
             groups = [
-                _Group(
-                    dataclasses.replace(arm, binding=with_threads(arm.binding, threads)),
-                    bench.cases,
-                    bench.keys,
-                    bench.ranks,
-                )
+                _Group(_with_threads(arm, threads), bench.cases, bench.keys, bench.ranks)
                 for arm in arms
             ]
             compared = len(groups) > 1 and config.blocks > 0
@@ -279,12 +314,14 @@ class _Layout:
             if isinstance(found, Refusal):
                 refused.append(found)
             else:
-                arms += [Arm(found, ring) for ring in rings]
+                arms += [dataclasses.replace(found, ring=ring) for ring in rings]
+            if arms and not bench.compared:
+                break
         return arms, refused
 
     def _rings(self, bench: _Bench) -> tuple[list[str | None], list[Refusal]]:
         """Ring arms exist between GPUs only; orders other than NCCL's own are refused."""
-        if bench.ranks < 2 or not bench.devices:
+        if bench.ranks < 2 or not bench.rings:
             return [None], []
         names = [r if isinstance(r, str) else "-".join(map(str, r)) for r in self.site.config.rings]
         equal = Reason(ReasonCode.EQUIVALENT_ARMS, "all ring orders of two GPUs are equivalent")
@@ -365,8 +402,9 @@ class _Layout:
         )
 
 
-def _all_cases(choices: Iterable[Choice]) -> list[Timed]:
-    return [timed for choice in choices for timed in choice.cases()]
+def _with_threads(arm: Arm, threads: int) -> Arm:
+    ranks = tuple(with_threads(b, threads) for b in arm.rank_bindings)
+    return dataclasses.replace(arm, binding=with_threads(arm.binding, threads), rank_bindings=ranks)
 
 
 def _matrix_cases(choice: Choice, arm: MatrixArm) -> tuple[Timed, ...]:
@@ -379,14 +417,14 @@ def _matrix_cases(choice: Choice, arm: MatrixArm) -> tuple[Timed, ...]:
     return choice.cases(**place)
 
 
-def _resolve_all(choice: BindingChoice, topology: Topology, gpus: tuple[Gpu, ...]) -> Resolved:
-    """An arm for all GPUs of a bench: the same CPUs and memory must serve every one."""
-    found = [resolve(choice, topology, gpu) for gpu in gpus or (None,)]
-    for one in found:
+def _resolve_all(choice: BindingChoice, topology: Topology, gpus: tuple[Gpu, ...]) -> Arm | Refusal:
+    """An arm of a bench; each rank is bound apart where the GPUs hang on several NUMA nodes."""
+    found = []
+    for gpu in gpus or (None,):
+        one = resolve(choice, topology, gpu)
         if isinstance(one, Refusal):
             return one
-    if any(one != found[0] for one in found):
-        text = "the GPUs hang on several NUMA nodes, and a gang has one binding for all ranks"
-        reason = Reason(ReasonCode.UNSUPPORTED, text)
-        return Refusal(choice.name, Status.SKIPPED, reason)
-    return found[0]
+        found.append(one)
+    if all(one == found[0] for one in found):
+        return Arm(found[0])
+    return Arm(united(found), rank_bindings=tuple(found))

@@ -226,14 +226,18 @@ class Arm:
     One of several alternatives compared on the same devices.
 
     Args:
-        binding: Always present; ``none`` where bindings are not compared.
+        binding: Always present; ``none`` where bindings are not compared. Of a gang whose
+            ranks are bound apart, the union of theirs.
         ring: Name of a ring arm, or None.
         env: Settings of this arm, on top of the site's.
+        rank_bindings: One for each rank, where the GPUs of a gang hang on several NUMA
+            nodes; else empty, and ``binding`` is every rank's.
     """
 
     binding: Binding
     ring: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    rank_bindings: tuple[Binding, ...] = ()
 
     @property
     def name(self) -> str:
@@ -243,7 +247,8 @@ class Arm:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Arm:
         """Read what :func:`to_json` wrote."""
-        return cls(Binding.from_json(value["binding"]), value["ring"], dict(value["env"]))
+        ranks = tuple(Binding.from_json(b) for b in value.get("rank_bindings", ()))
+        return cls(Binding.from_json(value["binding"]), value["ring"], dict(value["env"]), ranks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from topobench.agents.gang import CANCELLED, Gang, Outcome, Seat, utc_now
 from topobench.errors import AgentError
 from topobench.host import Host
 from topobench.reading import (
+    Arm,
     Binding,
     Cell,
     Member,
@@ -207,7 +208,7 @@ class Launcher:
     def _seat(self, cell: Cell, rank: int, log: Path) -> Seat:
         facts = self._host.facts
         denied = facts.memory_policy != "ok"
-        binding = rank_binding(cell.arm.binding, rank, cell.ranks, gpus=bool(cell.devices))
+        binding = rank_binding(cell.arm, rank, cell.ranks, gpus=bool(cell.devices))
         wrapper = numactl(facts.numactl, binding, denied=denied)
         device = cell.devices[rank] if rank < len(cell.devices) else None
         return Seat(
@@ -301,17 +302,22 @@ def _sharing(cell: Cell) -> dict[str, str]:
     """How the ranks of a gang divide the CPUs of their binding."""
     if cell.ranks == 1:
         return {}
-    first = rank_binding(cell.arm.binding, 0, cell.ranks, gpus=bool(cell.devices))
+    if cell.arm.rank_bindings:
+        return {"rank_cpus": "of its GPU's arm"}
+    first = rank_binding(cell.arm, 0, cell.ranks, gpus=bool(cell.devices))
     return {"rank_cpus": "shared" if first == cell.arm.binding else "own"}
 
 
-def rank_binding(binding: Binding, rank: int, ranks: int, *, gpus: bool) -> Binding:
+def rank_binding(arm: Arm, rank: int, ranks: int, *, gpus: bool) -> Binding:
     """
-    The binding of one rank of a gang: its own slice of the CPUs, if there are enough.
+    The binding of one rank of a gang: the planner's, or its slice of the CPUs of all.
 
     Hyper-threads of a core go to one rank where that is possible. Ranks with a GPU each
     keep the whole set: NCCL narrows it further by itself.
     """
+    if arm.rank_bindings:
+        return arm.rank_bindings[rank]
+    binding = arm.binding
     cpus = sorted(parse_cpu_list(binding.cpus), key=lambda cpu: (_core(cpu), cpu))
     share = len(cpus) // ranks
     if ranks == 1 or gpus or share == 0:

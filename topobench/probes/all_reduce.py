@@ -62,7 +62,7 @@ class AllReduce:
         "auto",
         kind=Kind.CHOICE,
         choices=("auto", "gloo", "nccl"),
-        help="library; auto is nccl where the cell has GPUs, else gloo",
+        help="library; auto is nccl where the cell has GPUs, else gloo, as the planner decides",
     )
 
     def measure(self, context: WorkerContext) -> Iterator[Reading]:
@@ -95,8 +95,8 @@ class AllReduce:
             yield from self._readings(times, group.ranks)
 
     def estimated_seconds(self) -> float:
-        """Samples, and a dozen passes of the buffer at a cautious 1 GB/s a rank."""
-        return 0.3 + BUDGET_SECONDS + 12 * self.bytes / 1e9
+        """Samples, and a dozen passes of the buffer at a cautious rate of each rank."""
+        return 0.3 + BUDGET_SECONDS + 12 * self.bytes / (20e9 if self.backend == "nccl" else 1e9)
 
     def _single(self, group: collective.Group) -> bool:
         # An event pair costs more of a GPU's 1 MiB all-reduce than a clock pair of gloo's.

@@ -1,47 +1,57 @@
 """
-Copies between host memory and one GPU, by chunk size.
+Copies between host memory and GPUs, by chunk size.
 
 Two figures for a size: *queued*, where copies run back to back on the device's queue
 and the hardware is the limit, and *per call*, where each copy is waited for, as a loader
-does. Copies walk through pools larger than the caches, so no chunk is warm.
+does. Copies walk through pools larger than the caches, so no chunk is warm. One GPU is
+measured alone, or all GPUs of a host at once, each by a worker of its own.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from topobench import stats
-from topobench.errors import ProbeUnavailable, ResultInvalid
-from topobench.probes import cuda
+from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
+from topobench.probes import at_once, collective, cuda
+from topobench.probes.host_memory import available_bytes
 from topobench.probes.metrics import BANDWIDTH, PER_CALL_BANDWIDTH
 from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
 from topobench.probes.timing import (
     QUEUE_MAX,
     QueueTimer,
+    Sampler,
     Timed,
     batch_size,
     collect,
+    mark_overhead,
     wall,
 )
 from topobench.reading import Metric, Reading, ReasonCode
+from topobench.units import format_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 POOL_BYTES = 256 * MIB
 BUDGET_SECONDS = 0.4
+SAMPLING_SECONDS = 0.25
+"""What sampling usually takes: narrow intervals end it before the budget."""
 CHUNKS_MAX = 1 << 16
 POISON = 0xA5
+LARGE_BYTES = 64 * MIB
+"""A segment of a lap is long enough with one such chunk, and four segments are enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostToDevice:
-    """Bandwidth of copies of one size between host memory and the worker's first GPU."""
+    """Bandwidth of copies of one size between host memory and the GPU of each worker."""
 
     name: ClassVar[str] = "host_to_device"
     version: ClassVar[int] = 1
-    summary: ClassVar[str] = "copies between host memory and a GPU, queued and per call"
+    summary: ClassVar[str] = "copies between host memory and GPUs, queued and per call"
     needs: ClassVar[frozenset[str]] = frozenset({"torch", "cuda"})
     metrics: ClassVar[tuple[Metric, ...]] = (BANDWIDTH, PER_CALL_BANDWIDTH)
     arms: ClassVar[Arms] = Arms.BINDINGS
@@ -61,42 +71,101 @@ class HostToDevice:
         choices=("pinned", "pageable"),
         help="host memory; pageable copies block the host, so they have no queued figure",
     )
+    at_once: str = parameter(
+        "one",
+        kind=Kind.CHOICE,
+        choices=("one", "all"),
+        help="one GPU alone, or all selected GPUs of the host at the same time",
+    )
 
     def measure(self, context: WorkerContext) -> Iterator[Reading]:
         """
         Measure queued copies (pinned memory only), then single calls.
 
+        In a gang rank 0 yields the sum of all ranks, and each rank's own at the point
+        ``rank`` and ``device``.
+
         Raises:
-            ProbeUnavailable: The cell has no GPU, torch is not installed, or pageable
-                memory was asked for both ways (such copies never overlap).
-            ProbeError: ``torch_cannot_use_gpu``, ``oom``, ``cuda_error``.
-            ResultInvalid: ``wrong_data``.
+            ProbeUnavailable: The cell has no GPU, torch is not installed, the memory does not
+                suffice, or pageable memory was asked for both ways (such copies never overlap).
+            ProbeError: ``torch_cannot_use_gpu``, ``oom``, ``cuda_error``, ``rank_lost``.
+            ResultInvalid: ``wrong_data``, on every rank.
         """
         if self.memory == "pageable" and self.direction == "both":
             raise ProbeUnavailable(
                 ReasonCode.UNSUPPORTED, "pageable copies block the host, so two never overlap"
             )
         torch = cuda.require_gpu(context)
-        budget = min(BUDGET_SECONDS, context.deadline_seconds / 8)
-        with cuda.errors_named():
-            torch.cuda.set_device(0)
-            copies = Copies.make(torch, self)
-            for way in copies.ways:
-                context.buffer_ready(way.host.data_ptr(), way.host.numel())
-            copies.verify()
-            moved = float(self.bytes * len(copies.ways))
-            context.note("bytes_convention", f"{len(copies.ways)} x chunk, each copy once")
-            queued = _queued(torch, copies, budget, context) if self.memory == "pinned" else None
-            if queued:
-                yield queued.rates(BANDWIDTH.name, moved)
-            yield _per_call(torch, copies, budget).rates(PER_CALL_BANDWIDTH.name, moved)
-            copies.check()
+        group = collective.join(context, "gloo") if context.ranks > 1 else None
+        with collective.errors_named() if group else cuda.errors_named():
+            torch.cuda.set_device(context.rank % torch.cuda.device_count())
+            copies = self._prepare(torch, context, group)
+            if group:
+                readings = _gang(torch, copies, context, group, queued=self.memory == "pinned")
+            else:
+                readings = _alone(torch, copies, context, queued=self.memory == "pinned")
+            yield from readings
+            at_once.on_all(group, copies.check)
+
+    def _prepare(
+        self, torch: Any, context: WorkerContext, group: collective.Group | None
+    ) -> Copies:
+        """Pools that are filled, proven to be copied right, and poisoned again."""
+        self._require_memory(torch, group)
+        copies = _allocate(torch, self)
+        for way in copies.ways:
+            context.buffer_ready(way.host.data_ptr(), way.host.numel())
+        at_once.on_all(group, copies.verify)
+        context.note("bytes_convention", f"{len(copies.ways)} x chunk, each copy once")
+        return copies
+
+    def _require_memory(self, torch: Any, group: collective.Group | None) -> None:
+        """Refuse, on all ranks alike, pools that would not fit."""
+        torch.cuda.empty_cache()  # what an earlier size held is free again
+        pools = pool_bytes(self)
+        own = [float(pools), float(torch.cuda.mem_get_info()[0]), float(available_bytes())]
+        rows = group.gather(own) if group else [own]
+        needed, host = pools * len(rows), min(row[2] for row in rows)
+        device = min(row[1] for row in rows)
+        for what, asked, free in (("host", needed, host), ("device", pools, device)):
+            if asked > free:
+                raise ProbeUnavailable(
+                    ReasonCode.NOT_ENOUGH_MEMORY,
+                    f"{format_bytes(asked)} of {what} memory asked for, {format_bytes(free)} free",
+                )
 
     def estimated_seconds(self) -> float:
         """Making, filling and checking the pools, beside the samples."""
-        pools = max(POOL_BYTES, self.bytes) * (2 if self.direction == "both" else 1)
-        sampling = BUDGET_SECONDS * (2 if self.memory == "pinned" else 1)
-        return 0.2 + sampling + pools / GIB
+        figures = 2 if self.memory == "pinned" else 1
+        together = self.bytes / GIB if self.at_once == "all" else 0.0  # laps are longer
+        return 0.1 + figures * (SAMPLING_SECONDS + together) + 0.6 * pool_bytes(self) / GIB
+
+
+def pool_bytes(probe: HostToDevice) -> int:
+    """Bytes of the pools in host memory; as many lie on the device."""
+    ways = 2 if probe.direction == "both" else 1
+    return ways * probe.bytes * min(CHUNKS_MAX, max(1, POOL_BYTES // probe.bytes))
+
+
+def _allocate(torch: Any, probe: HostToDevice) -> Copies:
+    """
+    The pools of a probe.
+
+    Raises:
+        ProbeUnavailable: ``not_enough_memory``, though there seemed to be enough.
+    """
+    try:
+        with cuda.errors_named():
+            return Copies.make(torch, probe)
+    except ProbeError as error:
+        if error.code != ReasonCode.OOM:
+            raise
+        asked, free = format_bytes(pool_bytes(probe)), format_bytes(torch.cuda.mem_get_info()[0])
+        raise ProbeUnavailable(
+            ReasonCode.NOT_ENOUGH_MEMORY,
+            f"{asked} of host and of device memory asked for, {free} free on the device: "
+            f"{error.text}",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +180,7 @@ class Way:
     def make(cls, torch: Any, size: int, *, to_device: bool, pinned: bool) -> Way:
         """Pools of ``size`` bytes, random in the source, every host page touched."""
         host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).fill_(POISON)
-        device = torch.empty(size, dtype=torch.uint8, device="cuda:0").random_(0, 256)
+        device = torch.empty(size, dtype=torch.uint8, device="cuda").random_(0, 256)
         if to_device:
             host.copy_(device)
         return cls(host, device, to_device)
@@ -149,12 +218,11 @@ class Copies:
     @classmethod
     def make(cls, torch: Any, probe: HostToDevice) -> Copies:
         """The copies that a probe's parameters describe."""
-        chunks = min(CHUNKS_MAX, max(1, POOL_BYTES // probe.bytes))
         directions = ("h2d", "d2h") if probe.direction == "both" else (probe.direction,)
         ways = [
             Way.make(
                 torch,
-                chunks * probe.bytes,
+                pool_bytes(probe) // len(directions),
                 to_device=name == "h2d",
                 pinned=probe.memory == "pinned",
             )
@@ -166,6 +234,21 @@ class Copies:
     def chunks(self) -> int:
         """Chunks in a pool."""
         return int(self.ways[0].host.numel()) // self.chunk
+
+    @property
+    def moved(self) -> float:
+        """Bytes that one operation moves: a chunk in every direction."""
+        return float(self.chunk * len(self.ways))
+
+    def caller(self, torch: Any) -> Callable[[], None]:
+        """Copies the next chunk of every direction and waits for it."""
+        stream = torch.cuda.current_stream()
+
+        def call() -> None:
+            self.enqueue(1)
+            stream.synchronize()
+
+        return call
 
     def enqueue(self, count: int) -> None:
         """Enqueue the next ``count`` chunks of every direction; the directions overlap."""
@@ -213,9 +296,19 @@ class Copies:
         self.done = 0
 
 
+def _alone(
+    torch: Any, copies: Copies, context: WorkerContext, *, queued: bool
+) -> Iterator[Reading]:
+    budget = min(BUDGET_SECONDS, context.deadline_seconds / 8)
+    if queued and (timed := _queued(torch, copies, budget, context)):
+        yield timed.rates(BANDWIDTH.name, copies.moved)
+    yield _per_call(torch, copies, budget).rates(PER_CALL_BANDWIDTH.name, copies.moved)
+
+
 def _queued(torch: Any, copies: Copies, budget: float, context: WorkerContext) -> Timed | None:
+    queue = cuda.CudaQueue(torch)
     timer = QueueTimer.fit(
-        cuda.CudaQueue(torch), copies.enqueue, min(QUEUE_MAX, max(1, POOL_BYTES // copies.chunk))
+        queue, copies.enqueue, min(QUEUE_MAX, max(1, POOL_BYTES // copies.chunk))
     )
     if timer is None:
         context.note("queued", "not measured: enqueueing outlasted every spin")
@@ -228,16 +321,12 @@ def _queued(torch: Any, copies: Copies, budget: float, context: WorkerContext) -
     )
     context.note("queued_operations", timer.count)
     context.note("queued_discarded", timer.discarded)
+    context.note("timer_overhead_seconds", mark_overhead(queue))
     return timed
 
 
 def _per_call(torch: Any, copies: Copies, budget: float) -> Timed:
-    stream = torch.cuda.current_stream()
-
-    def call() -> None:
-        copies.enqueue(1)
-        stream.synchronize()
-
+    call = copies.caller(torch)
     count = batch_size(lambda n: wall(call, n))
     return collect(
         lambda: wall(call, count) / count,
@@ -245,3 +334,46 @@ def _per_call(torch: Any, copies: Copies, budget: float) -> Timed:
         budget_seconds=budget,
         operations=count,
     )
+
+
+def _gang(
+    torch: Any, copies: Copies, context: WorkerContext, group: collective.Group, *, queued: bool
+) -> Iterator[Reading]:
+    """The same figures on all ranks at once."""
+    segments = 4 if copies.chunk >= LARGE_BYTES else 8
+    if queued:
+        queue = cuda.CudaQueue(torch)
+        count = max(1, min(QUEUE_MAX, POOL_BYTES // copies.chunk) // segments)
+        found = at_once.race(
+            group,
+            at_once.queued_lap(queue, copies.enqueue, count, segments),
+            _sampler(context),
+            lead_seconds=3 * at_once.enqueueing_seconds(queue, copies.enqueue, count * segments),
+        )
+        if found is None:
+            context.note("queued", "not measured: enqueueing outlasted every spin")
+        else:
+            context.note("queued_operations", count * segments)
+            context.note("queued_discarded", found.discarded)
+            context.note("timer_overhead_seconds", mark_overhead(queue))
+            yield from _by_rank(found, BANDWIDTH.name, count * copies.moved, context)
+    call = copies.caller(torch)
+    took = wall(call, 4) / 4
+    slowest = max(row[0] for row in group.gather([took]))
+    count = max(1, math.ceil(at_once.SEGMENT_SECONDS / slowest))
+    calls = at_once.race(group, at_once.call_lap(call, count, segments), _sampler(context))
+    if calls is not None:
+        yield from _by_rank(calls, PER_CALL_BANDWIDTH.name, count * copies.moved, context)
+
+
+def _sampler(context: WorkerContext) -> Sampler:
+    budget = min(BUDGET_SECONDS, context.deadline_seconds / 8)
+    return Sampler(stats.BANDWIDTH_TOLERANCE, budget)
+
+
+def _by_rank(
+    race: at_once.Race, metric: str, amount: float, context: WorkerContext
+) -> Iterator[Reading]:
+    yield race.total.rates(metric, amount)
+    for rank, (timed, device) in enumerate(zip(race.by_rank, context.devices, strict=True)):
+        yield timed.rates(metric, amount, point={"rank": rank, "device": device})

@@ -11,6 +11,7 @@ slow at 64 KiB copies). Nothing here imports torch; the queue of a GPU is in
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -239,6 +240,17 @@ def behind_spin(
     outlasted = not queue.passed(held)
     queue.wait()
     return queue.between(start, end) if outlasted else None
+
+
+def mark_overhead(queue: Queue) -> float | None:
+    """Seconds that two marks with nothing between them read; None on a host too busy to tell."""
+    took = [behind_spin(queue, _nothing, 0, spin_seconds=SPIN_MIN_SECONDS) for _ in range(9)]
+    readings = [seconds for seconds in took if seconds is not None]
+    return statistics.median(readings) if readings else None
+
+
+def _nothing(_: int) -> None:
+    pass
 
 
 @dataclass

@@ -1,0 +1,213 @@
+"""
+All GPUs of a host at once: what each gets while all the others are busy too.
+
+Every rank drives its own GPU. A *lap* is a row of equal segments of work that begins on all
+ranks at one moment of the host's clock, which all processes of a host share. Only segments
+within the time in which every rank was busy count: a GPU that is done early leaves the rest
+more room, and that would be no figure of all at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from topobench.errors import ProbeError, ResultInvalid
+from topobench.probes.timing import (
+    RETRIES,
+    SPIN_MAX_SECONDS,
+    SPIN_MIN_SECONDS,
+    Enqueue,
+    Queue,
+    Sampler,
+    Timed,
+)
+from topobench.reading import ReasonCode
+
+MESSAGE_SECONDS = 2e-3
+"""A start is announced so much ahead that every rank hears of it in time."""
+SEGMENT_SECONDS = 2e-3
+"""Segments timed by the host's clock last at least this: ranks start some 10 us apart."""
+
+Lap = Callable[[float], list[float]]
+"""Runs from a moment of the monotonic clock on; when each segment began and the last ended,
+on that clock, or NaN throughout if the lap means nothing."""
+
+
+class Group(Protocol):
+    """The ranks that run together (``collective.Group``)."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's number."""
+        ...
+
+    def agree(self, values: Sequence[int]) -> list[int]:
+        """The values of rank 0, on every rank."""
+        ...
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """The values of every rank, by rank, on every rank."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """
+    What laps gave, in seconds a segment.
+
+    Args:
+        total: A segment of any rank: its inverse is the sum of the ranks' rates.
+        discarded: Laps that meant nothing.
+    """
+
+    total: Timed
+    by_rank: tuple[Timed, ...]
+    discarded: int
+
+
+def race(group: Group, lap: Lap, sampler: Sampler, *, lead_seconds: float = 0.0) -> Race | None:
+    """
+    Run laps on all ranks until rank 0's sampler is content; None, on all, if none is good.
+
+    Args:
+        lead_seconds: What a rank needs between hearing of a lap and its start; grows where
+            laps come back without a meaning.
+    """
+    lead = max(row[0] for row in group.gather([max(SPIN_MIN_SECONDS, lead_seconds)]))
+    rates: list[list[float]] = []
+    discarded = fruitless = 0
+    while fruitless <= RETRIES:
+        start = time.monotonic_ns() + int((MESSAGE_SECONDS + lead) * 1e9)
+        (start,) = group.agree([0 if sampler.done() else start])
+        if start == 0:
+            break
+        found = common_rates(group.gather(lap(start * 1e-9)))
+        if found is None:
+            discarded, fruitless = discarded + 1, fruitless + 1
+            lead = min(2 * lead, SPIN_MAX_SECONDS)
+            continue
+        fruitless = 0
+        rates.append(found)
+        sampler.add(1 / sum(found))
+    if fruitless > RETRIES:
+        return None
+    total = sampler.timed()
+    by_rank = (
+        Timed(tuple(1 / r for r in column), total.warmups, total.stop_reason)
+        for column in zip(*rates, strict=True)
+    )
+    return Race(total, tuple(by_rank), discarded)
+
+
+def common_rates(rows: Sequence[Sequence[float]]) -> list[float] | None:
+    """
+    Segments a second of each rank while all were busy; None if a lap meant nothing.
+
+    A rank so slow that none of its segments ends in that time counts with those that began
+    in it: its own limit, not the others, is what it shows.
+
+    Args:
+        rows: By rank, what a :data:`Lap` gave.
+    """
+    if any(math.isnan(moment) for row in rows for moment in row):
+        return None
+    begin, end = max(row[0] for row in rows), min(row[-1] for row in rows)
+    rates = []
+    for row in rows:
+        begun = [s for s in itertools.pairwise(row) if begin <= s[0] < end]
+        counted = [s for s in begun if s[1] <= end] or begun
+        if not counted:
+            return None
+        rates.append(len(counted) / (counted[-1][1] - counted[0][0]))
+    return rates
+
+
+def queued_lap(queue: Queue, enqueue: Enqueue, count: int, segments: int) -> Lap:
+    """
+    Laps of work enqueued behind a spin that ends at the start, by the device's clock.
+
+    Args:
+        count: Operations in a segment.
+    """
+
+    def lap(start: float) -> list[float]:
+        queue.wait()
+        reference = queue.mark()
+        queue.wait()
+        now = time.monotonic()  # when the device passed the reference, within some 10 us
+        queue.spin(max(0.0, start - now))
+        held = queue.mark()
+        marks = [queue.mark()]
+        for _ in range(segments):
+            enqueue(count)
+            marks.append(queue.mark())
+        outlasted = not queue.passed(held)
+        queue.wait()
+        if not outlasted:
+            return [math.nan] * len(marks)
+        return [now + queue.between(reference, mark) for mark in marks]
+
+    return lap
+
+
+def enqueueing_seconds(queue: Queue, enqueue: Enqueue, count: int) -> float:
+    """How long the host needs to enqueue so many operations; everything runs once before."""
+    enqueue(1)  # a kernel's first use waits for the queue to be empty
+    queue.wait()
+    started = time.perf_counter()
+    enqueue(count)
+    took = time.perf_counter() - started
+    queue.wait()
+    return took
+
+
+def call_lap(call: Callable[[], Any], count: int, segments: int) -> Lap:
+    """
+    Laps of calls that each wait for their end, by the host's clock.
+
+    Args:
+        count: Calls in a segment.
+    """
+
+    def lap(start: float) -> list[float]:
+        while time.monotonic() < start:
+            pass  # a sleep would end some 50 us late
+        moments = [time.monotonic()]
+        for _ in range(segments):
+            for _ in range(count):
+                call()
+            moments.append(time.monotonic())
+        return moments
+
+    return lap
+
+
+def on_all(group: Group | None, check: Callable[[], None]) -> None:
+    """
+    Check the data of every rank; if one rank's is wrong, every rank says so.
+
+    Args:
+        group: None for a worker of its own.
+
+    Raises:
+        ResultInvalid: ``wrong_data``.
+    """
+    if group is None:
+        check()
+        return
+    failure: ProbeError | None = None
+    try:
+        check()
+    except ResultInvalid as error:
+        failure = error
+    wrong = [r for r, row in enumerate(group.gather([float(failure is not None)])) if row[0]]
+    if failure:
+        raise failure
+    if wrong:
+        ranks = ", ".join(map(str, wrong))
+        raise ResultInvalid(ReasonCode.WRONG_DATA, f"rank {ranks} of this gang got wrong bytes")
