@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawing import SHAPES, noise
@@ -38,6 +38,7 @@ def test_an_exact_line_is_recovered() -> None:
     assert found.seconds(2**20) == pytest.approx(ALPHA + 2**20 / BETA)
 
 
+@settings(deadline=None)
 @given(st.floats(1e-7, 1e-2), st.floats(1e6, 1e12), st.integers(0, 12), st.integers(16, 30))
 def test_any_exact_line_whose_bend_was_measured_is_recovered(
     alpha: float, beta: float, below: int, above: int

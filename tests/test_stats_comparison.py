@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu, wilcoxon
 
@@ -252,6 +252,7 @@ def test_noiseless_groups_see_all_that_exceeds_the_tolerance() -> None:
     assert found.mde == pytest.approx(0.03)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(1e-3, 1e3), min_size=6, max_size=9),
     st.lists(st.floats(1e-3, 1e3), min_size=6, max_size=9),

@@ -225,12 +225,12 @@ def detectable_shift(
     if min(n, m) >= _LARGE_GROUP:
         return _large_shift(1 / n + 1 / m, min(n, m), confidence, power)
 
-    def lowest(generator: np.random.Generator, rows: int) -> NDArray[np.float64]:
+    def pairs(generator: np.random.Generator, rows: int) -> NDArray[np.float64]:
         a = generator.standard_normal((rows, n, 1))
         b = generator.standard_normal((rows, 1, m))
         return (b - a).reshape(rows, -1)
 
-    return _simulated_shift(lowest, n * m, rank, power)
+    return _simulated_shift(pairs, n * m, rank, power)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -245,11 +245,11 @@ def detectable_centre(n: int, confidence: float = CONFIDENCE, power: float = POW
         return _large_shift(1 / n, n, confidence, power)
     rows_of, columns_of = np.triu_indices(n)
 
-    def lowest(generator: np.random.Generator, rows: int) -> NDArray[np.float64]:
+    def pairs(generator: np.random.Generator, rows: int) -> NDArray[np.float64]:
         effects = generator.standard_normal((rows, n))
         return (effects[:, rows_of] + effects[:, columns_of]) / 2
 
-    return _simulated_shift(lowest, n * (n + 1) // 2, rank, power)
+    return _simulated_shift(pairs, n * (n + 1) // 2, rank, power)
 
 
 def _large_shift(variance: float, smaller: int, confidence: float, power: float) -> float:
