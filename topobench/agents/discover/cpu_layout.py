@@ -36,6 +36,8 @@ def read_groups(tree: Tree, online: _Online) -> tuple[CpuGroups, ...]:
     for level, names in _LEVELS.items():
         name = next((n for n in names if online and _members(tree, online[0], n)), None)
         sets = _sets(tree, online or (), name) if name else None
+        if sets and level == "core":
+            sets = _cores(tree, sets)
         if sets:
             found[level] = sets
     if found.get("die") == found.get("core") != found.get("package"):
@@ -112,6 +114,20 @@ def _sets(tree: Tree, online: tuple[int, ...], name: str) -> list[frozenset[int]
         seen |= members
         found.append(members)
     return found
+
+
+def _cores(tree: Tree, sets: list[frozenset[int]]) -> list[frozenset[int]]:
+    """
+    Sets of threads, split where they are cores.
+
+    Kernels call the two cores of an AMD module threads of one, but number them apart.
+    """
+    first, *others = sorted(sets[0])
+    base = f"{_CPU}/cpu{{}}/topology/core_id"
+    numbers = {tree.integer(base.format(cpu)) for cpu in (first, *others)}
+    if not others or len(numbers) == 1:
+        return sets
+    return [frozenset({cpu}) for cpu in sorted(frozenset().union(*sets))]
 
 
 def _members(tree: Tree, cpu: int, name: str) -> tuple[int, ...] | None:
