@@ -30,6 +30,7 @@ class FakeNvml:
     c_nvmlGpuFabricInfo_v2_t = pynvml.c_nvmlGpuFabricInfo_v2_t  # noqa: N815
     c_nvmlGpmMetricsGet_t = pynvml.c_nvmlGpmMetricsGet_t  # noqa: N815
     NVML_GPM_METRICS_GET_VERSION = pynvml.NVML_GPM_METRICS_GET_VERSION
+    nvmlMemory_v2 = pynvml.nvmlMemory_v2  # noqa: N815
 
     def __init__(self, gpus: Sequence[Any], system: dict[str, Any] | None = None) -> None:
         self.gpus = gpus

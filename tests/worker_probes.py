@@ -25,6 +25,7 @@ from topobench.errors import ProbeUnavailable, ResultInvalid
 from topobench.probes.foreign import run_foreign
 from topobench.probes.protocol import Arms, WorkerContext, parameter
 from topobench.reading import Better, Metric, Reading, ReasonCode, Summary
+from topobench.stats import summarise
 
 SPEED = Metric("bandwidth_bytes_per_second", Better.HIGHER, "for tests")
 TIME = Metric("duration_seconds", Better.LOWER, "for tests")
@@ -347,3 +348,21 @@ class Foreign(Base):
         context.note("out", out.read_text())
         out.unlink()
         yield reading(ended.seconds, TIME)
+
+
+@dataclass(frozen=True)
+class Paced(Base):
+    """Takes samples at a steady pace and tells in a file when the first one began."""
+
+    name: ClassVar[str] = "paced"
+    mark: str = parameter("", help="path of the file")
+    count: int = parameter(24, help="samples of 50 ms")
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        samples, ends = [], []
+        Path(self.mark).write_text(str(time.monotonic()))
+        for number in range(self.count):
+            time.sleep(0.05)
+            samples.append(1.0 + number)
+            ends.append(time.monotonic())
+        yield Reading(TIME.name, summarise(samples), tuple(samples), {}, tuple(ends))

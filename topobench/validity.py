@@ -29,6 +29,8 @@ STEAL_LEAST_SECONDS = 0.1
 """Below that, the clock ticks by which it is counted decide."""
 HELD_BACK_INVALID = 0.01
 """Share of a run for which a control group's cpu.max held threads back."""
+LOAD_WARNED = 1.5
+"""Threads that want to run for each CPU; our own workers never ask for more than one."""
 UNOWNED_BYTES = 1 << 30
 LINK_READINGS = 2
 """Fewest readings under load by which a link is judged."""
@@ -68,9 +70,11 @@ def findings(conditions: Conditions, cell: Cell, topology: Topology) -> list[Fin
         for rule in (_lost, _users, _memory_errors, _slot, _power_limit, _unowned)
         for finding in rule(gpu, _name(topology, uuid))
     ]
+    for uuid, gpu in (conditions.get("gpus") or {}).items():
+        found += _unseen_throttling(gpu, _name(topology, uuid), _harmful(gpu, cell))
     if host := conditions.get("host"):
         seconds = (conditions.get("monitor") or {}).get("seconds")
-        found += [*_steal(host), *_held_back(host, cell, seconds), *_clock(host)]
+        found += [*_steal(host), *_held_back(host, cell, seconds), *_load(host), *_clock(host)]
     return sorted(found, key=lambda f: f.status is None)
 
 
@@ -184,6 +188,23 @@ def _unowned(gpu: Conditions, name: str) -> Iterator[Finding]:
             "gpu_memory_without_owner",
             f"{format_bytes(size)} of {name} were in use by no process that NVML lists",
         )
+
+
+def _unseen_throttling(gpu: Conditions, name: str, harmful: int) -> Iterator[Finding]:
+    """What the driver's own clocks counted while no reading fell into it."""
+    seen = gpu.get("clock_reasons") or {}
+    for reason in words.reason_names(harmful):
+        nanoseconds = (gpu.get("counted") or {}).get(f"{reason}_nanoseconds", 0)
+        if nanoseconds and reason not in seen:
+            text = f"{name} was slowed by {reason} for {nanoseconds / 1e6:.1f} ms between readings"
+            yield Finding("throttled_briefly", text)
+
+
+def _load(host: Conditions) -> Iterator[Finding]:
+    before, cpus = (host.get("load_1m") or [None])[0], host.get("cpu_count")
+    if before is not None and cpus and before > LOAD_WARNED * cpus:
+        text = f"before the run {before:.0f} threads wanted to run on {cpus} CPUs"
+        yield Finding("host_busy", text)
 
 
 def _steal(host: Conditions) -> Iterator[Finding]:

@@ -22,6 +22,9 @@ class GpuWatch:
     Args:
         reader: Kept between runs: it knows what the GPU does not tell.
         users: Kept between runs: it knows our own processes.
+
+    Attributes:
+        began: Monotonic clock when :meth:`begin` was done.
     """
 
     def __init__(self, reader: GpuReader, users: GpuUsers) -> None:
@@ -42,7 +45,7 @@ class GpuWatch:
         self._links = reader.link_counters()
         self._meter.start()
         self._glances.append(reader.glance())
-        self._began = time.monotonic()
+        self.began = time.monotonic()
 
     def glance(self, *, users: bool) -> None:
         """
@@ -60,7 +63,7 @@ class GpuWatch:
         reader = self._reader
         self._glances.append(reader.glance())
         self._look(None)
-        seconds = time.monotonic() - self._began
+        seconds = time.monotonic() - self.began
         self._activity = self._meter.stop(seconds)
         self._used_after = reader.used_memory()
         self._counted = dict(differences(self._counters, reader.counters()))
@@ -77,7 +80,7 @@ class GpuWatch:
         Args:
             began: Monotonic clock at the run's start.
         """
-        unavailable = dict(self._reader.unavailable)
+        unavailable = self._reader.why_not()
         if self._meter.error:
             unavailable["activity"] = self._meter.error
         found: dict[str, Any] = {

@@ -204,6 +204,7 @@ def _host_document(before: HostCounters, after: HostCounters, cpus: str | None) 
     }
     return {
         "cpus": cpus,
+        "cpu_count": os.cpu_count(),
         "load_1m": [before.load, after.load],
         **_cpu_shares(before.cpu_seconds, after.cpu_seconds),
         "counted": counted,

@@ -118,11 +118,17 @@ class GpuReader:
         self._links: tuple[int, ...] | None = None
         self._handle: Any = None
         if session.error is not None:
-            self.unavailable["nvml"] = session.error
-        elif ":" in key and not key.startswith(("GPU-", "MIG-")):
+            return
+        if ":" in key and not key.startswith(("GPU-", "MIG-")):
             self._handle = self._call("handle", "DeviceGetHandleByPciBusId", key)
         else:
             self._handle = self._call("handle", "DeviceGetHandleByUUID", key)
+
+    def why_not(self) -> dict[str, str]:
+        """What could not be read in the end -> why."""
+        if self._session.error is not None:
+            return {"nvml": self._session.error, **self.unavailable}
+        return dict(self.unavailable)
 
     def meter(self) -> gpm.Meter:
         """An activity meter of this GPU."""
@@ -172,9 +178,9 @@ class GpuReader:
             found["remapped_corrected_count"], found["remapped_uncorrected_count"] = rows[:2]
         values = self._fields("device_fields", [(i, 0) for i in _DEVICE_FIELDS.values()])
         found |= dict(zip(_DEVICE_FIELDS, values, strict=True))
-        for name, value in zip(_DEVICE_FIELDS, values, strict=True):
-            if value is None and not self.lost:
-                self.unavailable.setdefault(name, "this GPU does not count it")
+        if self._handle is not None and "device_fields" not in self.unavailable:
+            for name in (n for n in _DEVICE_FIELDS if found[n] is None):
+                self.unavailable[name] = "this GPU does not count it"
         return {name: int(value) for name, value in found.items() if value is not None}
 
     def link_counters(self) -> dict[int, dict[str, int]]:
@@ -193,8 +199,8 @@ class GpuReader:
                 value = next(values)
                 if value is not None:
                     own.setdefault(name, int(value) * scale)
-            if "sent_bytes" not in own:
-                self.unavailable.setdefault("nvlink_bytes", "this GPU does not count them")
+            if "sent_bytes" not in own and "nvlink_counters" not in self.unavailable:
+                self.unavailable["nvlink_bytes"] = "this GPU does not count them"
         return found
 
     def processes(self) -> list[GpuProcess] | None:
@@ -211,10 +217,11 @@ class GpuReader:
         return None if found is None else int(found.used)
 
     def _reasons(self) -> int | None:
-        name = "DeviceGetCurrentClocksEventReasons"
-        if not hasattr(self._library, f"nvml{name}"):  # before driver 535
-            name = "DeviceGetCurrentClocksThrottleReasons"
-        value = self._ask("clock_reasons", name)
+        value = self._ask("clock_reasons", "DeviceGetCurrentClocksEventReasons")
+        if value is None and "clock_reasons" in self._final:  # a driver before 535
+            value = self._ask("throttle_reasons", "DeviceGetCurrentClocksThrottleReasons")
+            if value is not None:
+                self.unavailable.pop("clock_reasons", None)
         return None if value is None else int(value)
 
     def _active_links(self) -> tuple[int, ...]:
