@@ -113,7 +113,7 @@ def links(remotes: Sequence[str | None]) -> Callable[[int], Any]:
 
 
 def fields(
-    megabytes_per_second: int, chip_links: int | None = None, chip_rate: int | None = None
+    megabytes_per_second: int | None, chip_links: int | None = None, chip_rate: int | None = None
 ) -> Callable[[Any], Any]:
     """
     Answers of DeviceGetFieldValues: speed of a link, number of chip links, speed of one.

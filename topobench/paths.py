@@ -144,7 +144,7 @@ class _Finder:
         token = None if near is None else PathClass.PHB if near else PathClass.SYS
         ceiling = self._pci_ceiling(a, None)
         if a.gpu and a.gpu.c2c:
-            ceiling = a.gpu.c2c_bytes_per_second, "c2c"
+            ceiling = (a.gpu.c2c_bytes_per_second, "c2c") if near else (None, None)
             token = None if near else token
         return self._made(a, b, token, token, ceiling, None)
 
