@@ -365,7 +365,7 @@ def test_nvml_that_cannot_be_asked_is_a_reason() -> None:
         pass
     assert found["gpus"] == {
         "GPU-1": {
-            "readings": 2,
+            "readings": 0,
             "limits": {},
             "pcie": {"loaded_readings": 0},
             "counted": {},

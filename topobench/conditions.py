@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from topobench.pcie import link_bytes_per_second
+
 IDLE = 0x1
 SW_POWER_CAP = 0x4
 CLOCK_REASONS: Mapping[int, str] = {
@@ -116,13 +118,8 @@ def throttled_spans(readings: Sequence[tuple[float, int]]) -> list[Span]:
 
 
 def pcie_bytes_per_second(generation: int | None, width: int | None) -> float | None:
-    """
-    One direction of a PCIe link after encoding; None where something is unknown.
-
-    8b/10b up to generation 2, 128b/130b up to 5, 242/256 (FLIT) from 6 on.
-    """
-    if not generation or not width:
+    """One direction of a PCIe link after encoding; None where something is unknown."""
+    if not generation:
         return None
-    rate = {1: 2.5e9, 2: 5e9}.get(generation, 8e9 * 2.0 ** (generation - 3))
-    coding = 8 / 10 if generation <= 2 else 128 / 130 if generation <= 5 else 242 / 256
-    return rate * width * coding / 8
+    rate = {1: 2.5, 2: 5.0}.get(generation, 8.0 * 2.0 ** (generation - 3))  # GT/s
+    return link_bytes_per_second(rate, width)

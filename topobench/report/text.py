@@ -16,6 +16,7 @@ from rich.text import Text
 
 from topobench.reading import BENIGN, MEASURED, Status
 from topobench.report import problems, records
+from topobench.report.conditions import conditions_section
 from topobench.report.figures import UNKNOWN
 from topobench.report.hosts import hosts_section
 from topobench.report.notes import notes
@@ -32,6 +33,8 @@ _LEGEND = (
     "spread and n (samples, 4x20: of 4 processes) are the widest and the fewest of a row."
 )
 _UNFINISHED = frozenset({*Status} - BENIGN)
+MOST_ALIKE = 3
+"""Warnings of one code that are shown one by one."""
 _UNJUDGED = "Differences between arms need --profile standard (blocks) to be judged."
 
 
@@ -58,6 +61,7 @@ def _parts(document: Document, exit_code: int | None) -> Iterator[RenderableType
     title = "HOST" if len(hosts) == 1 else f"HOSTS ({len(hosts)})"
     yield from section(title, hosts_section(hosts, cells))
     yield from section("MEASURED", _measured(cells, places))
+    yield from section("CONDITIONS", conditions_section(cells, places))
     yield from section("FAILED OR INVALID", problems.problems(cells, places))
     yield from section("LEFT OUT", problems.left_out(cells, len(hosts)))
     yield from section("WARNINGS", _cell_warnings(cells))
@@ -128,9 +132,19 @@ def _has_arms(cells: Sequence[Document]) -> bool:
 
 
 def _cell_warnings(cells: Sequence[Document]) -> Iterator[RenderableType]:
+    """Each text once; of many that differ in numbers only (one code), the commonest."""
     found = Counter(warning_text(w) for c in cells for w in c.get("warnings") or ())
+    by_code: dict[str, list[tuple[str, int]]] = {}
     for warning, times in found.most_common():
-        yield Prose(f"{count(times, 'cell')}: {warning}", style="yellow")
+        code = warning.partition(": ")[0]
+        by_code.setdefault(code if code.isidentifier() else warning, []).append((warning, times))
+    for alike in by_code.values():
+        shown = alike if len(alike) <= MOST_ALIKE else alike[:1]
+        for warning, times in shown:
+            yield Prose(f"{count(times, 'cell')}: {warning}", style="yellow")
+        if hidden := sum(times for _, times in alike[len(shown) :]):
+            code = alike[0][0].partition(": ")[0]
+            yield Prose(f"{count(hidden, 'cell')} more: {code}, with other numbers", style="yellow")
 
 
 def _next_commands(sweep: Document, cells: Sequence[Document]) -> Iterator[RenderableType]:

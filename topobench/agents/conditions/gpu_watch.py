@@ -84,7 +84,7 @@ class GpuWatch:
         if self._meter.error:
             unavailable["activity"] = self._meter.error
         found: dict[str, Any] = {
-            "readings": len(self._glances),
+            "readings": sum(g.known for g in self._glances),
             **_ranges(self._glances),
             **_throttle(self._glances, began),
             "limits": self._limits,

@@ -58,6 +58,11 @@ class Glance:
     pcie_generation: int | None = None
     pcie_width: int | None = None
 
+    @property
+    def known(self) -> bool:
+        """Whether NVML told anything."""
+        return any(getattr(self, name) is not None for name in self.__slots__ if name != "at")
+
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
