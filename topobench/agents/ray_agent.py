@@ -101,6 +101,8 @@ class RayAgent:
             for reference in stream:
                 yield Run.from_json(ray.get(reference))
         except RayTaskError as error:
+            if isinstance(error.cause, RayError):
+                raise AgentError(f"host {self.host.name}: {_text(error.cause)}") from error
             raise RuntimeError(_text(error)) from error
         except RayError as error:
             raise AgentError(f"host {self.host.name}: {_text(error)}") from error
