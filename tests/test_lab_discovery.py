@@ -14,7 +14,7 @@ from topobench.topology import NodeKind, Topology, parse_cpu_list
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
 
-SHAPES = ("two", "four", "memless", "pcie", "cpuset")
+SHAPES = ("two", "four", "memless", "pcie", "classes", "cpuset")
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,65 @@ def test_cpuset_narrows_what_is_allowed_and_not_what_there_is() -> None:
     ]
 
 
-def test_pci_functions_hang_where_lstopo_hangs_them() -> None:
+@pytest.mark.parametrize(("shape", "links"), [("pcie", 10), ("classes", 16)])
+def test_pci_functions_hang_where_lstopo_hangs_them(shape: str, links: int) -> None:
     """Each bridge and device, its parent, and the NUMA node it is attached to."""
-    found, witness = topology("pcie"), lstopo("pcie")
+    found, witness = topology(shape), lstopo(shape)
     ours = {d.address: (d.parent, d.numa_node.value) for d in found.pci}
     assert ours == {a: (witness[a].parent, witness[a].node) for a in ours}
     behind_bridges = {a for a, seen in witness.items() if seen.bytes_per_second}
     assert behind_bridges <= set(ours)
-    assert len(behind_bridges) == 10
+    assert len(behind_bridges) == links
+
+
+# Names of the endpoints by their PCI addresses: two below one switch, one in a switch below
+# it, one at a root port beside it, one at another bridge of the node, one on the other node.
+NEAR, BESIDE, INNER = "0000:43:00.0", "0000:44:00.0", "0000:47:00.0"
+PORT, BRIDGE, NODE = "0000:48:00.0", "0000:71:00.0", "0000:a1:00.0"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (NEAR, BESIDE, "PIX"),
+        (NEAR, INNER, "PXB"),
+        (BESIDE, INNER, "PXB"),
+        (NEAR, PORT, "PHB"),
+        (INNER, PORT, "PHB"),
+        (NEAR, BRIDGE, "NODE"),
+        (PORT, BRIDGE, "NODE"),
+        (NEAR, NODE, "SYS"),
+        (BRIDGE, NODE, "SYS"),
+    ],
+)
+def test_pairs_of_nics_and_disks_have_their_path_class(a: str, b: str, expected: str) -> None:
+    found = topology("classes")
+    names = {d.pci_address: f"nic:{d.name}" for d in found.nics}
+    names |= {d.pci_address: f"nvme:{d.name}" for d in found.nvme}
+    assert len(names) == 6
+    classes = {frozenset((p.a, p.b)): p.smi for p in found.paths}
+    assert classes[frozenset((names[a], names[b]))] == expected
+
+
+def test_endpoints_are_near_the_node_of_their_bridge() -> None:
+    found = topology("classes")
+    near = {n.pci_address: n.numa_node.value for n in found.nics}
+    near |= {d.pci_address: d.numa_node.value for d in found.nvme}
+    assert near == {NEAR: 0, BESIDE: 0, INNER: 0, PORT: 0, BRIDGE: 0, NODE: 1}
+    paths = {(p.a, p.b): p.smi for p in found.paths if p.b.startswith("numa:")}
+    far = next(f"nic:{n.name}" for n in found.nics if n.pci_address == NODE)
+    assert (paths[far, "numa:0"], paths[far, "numa:1"]) == ("SYS", "PHB")
+
+
+@pytest.mark.parametrize("shape", ["pcie", "classes"])
+def test_links_that_run_as_fast_as_both_ends_can_are_not_named(shape: str) -> None:
+    """The emulated root ports could do more than what is plugged into them, by design."""
+    found = topology(shape)
+    ports = [d.link for d in found.pci if d.role == "root_port" and d.link]
+    assert {(link.speed_gts, link.width) for link in ports} == {(2.5, 1)}
+    assert max(link.max_speed_gts or 0 for link in ports) == 16
+    assert {link.effective_max_bytes_per_second for link in ports} == {250e6}
+    assert [w for w in found.warnings if w.code.startswith("link_")] == []
 
 
 def test_pci_roles_are_those_of_the_tree_that_was_built() -> None:

@@ -78,6 +78,33 @@ _PCIE_TREE = (
     "-device e1000e,bus=rp2,romfile=",
 )
 
+# Pairs of every path class: two bridges of node 0, one of node 1; on the first of them a switch
+# in a switch, and a root port without one.
+_CLASSES_TREE = (
+    "-device pxb-pcie,bus_nr=64,id=bridge0,bus=pcie.0,numa_node=0",
+    "-device pxb-pcie,bus_nr=112,id=bridge1,bus=pcie.0,numa_node=0",
+    "-device pxb-pcie,bus_nr=160,id=bridge2,bus=pcie.0,numa_node=1",
+    "-device pcie-root-port,id=rp0,bus=bridge0,chassis=10,slot=0",
+    "-device x3130-upstream,id=up0,bus=rp0",
+    "-device xio3130-downstream,id=down0,bus=up0,chassis=11,slot=1",
+    "-device xio3130-downstream,id=down1,bus=up0,chassis=12,slot=2",
+    "-device xio3130-downstream,id=down2,bus=up0,chassis=13,slot=3",
+    "-drive id=disk0,if=none,format=raw,file={folder}/disk0",
+    "-device nvme,serial=lab0,bus=down0,drive=disk0",
+    "-device e1000e,bus=down1,romfile=",
+    "-device x3130-upstream,id=up1,bus=down2",
+    "-device xio3130-downstream,id=down3,bus=up1,chassis=14,slot=4",
+    "-drive id=disk1,if=none,format=raw,file={folder}/disk1",
+    "-device nvme,serial=lab1,bus=down3,drive=disk1",
+    "-device pcie-root-port,id=rp1,bus=bridge0,chassis=15,slot=5",
+    "-device e1000e,bus=rp1,romfile=",
+    "-device pcie-root-port,id=rp2,bus=bridge1,chassis=16,slot=6",
+    "-drive id=disk2,if=none,format=raw,file={folder}/disk2",
+    "-device nvme,serial=lab2,bus=rp2,drive=disk2",
+    "-device pcie-root-port,id=rp3,bus=bridge2,chassis=17,slot=7",
+    "-device e1000e,bus=rp3,romfile=",
+)
+
 SHAPES = {
     shape.name: shape
     for shape in (
@@ -107,6 +134,15 @@ SHAPES = {
             _FAR,
             devices=_PCIE_TREE,
             disks=("disk0", "disk1"),
+        ),
+        Shape(
+            "classes",
+            "as two, with NVMe disks and NICs behind one switch, two switches, one host bridge, "
+            "two bridges of node 0, and on node 1",
+            _TWO_NODES,
+            _FAR,
+            devices=_CLASSES_TREE,
+            disks=("disk0", "disk1", "disk2"),
         ),
         Shape(
             "cpuset",

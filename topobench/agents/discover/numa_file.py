@@ -43,7 +43,7 @@ def read_numa_file(
         DiscoveryError: The named file cannot be read, or a line is no address with a node.
     """
     named = (os.environ if environment is None else environment).get(ENV) if tree.live else None
-    file = named or f"/{PATH}"
+    file = named or tree.path(PATH)
     if named:
         try:
             with open(named, encoding="utf-8") as handle:
@@ -51,7 +51,7 @@ def read_numa_file(
         except (OSError, UnicodeDecodeError) as error:
             raise DiscoveryError(f"{ENV}={named}: it cannot be read: {error}") from error
     else:
-        text = tree.text(PATH) or ""
+        text = (tree.read(PATH) or b"").decode("utf-8", "replace")
     return NumaFile(file, dict(_parse(text, file, nodes)))
 
 
