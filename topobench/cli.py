@@ -63,10 +63,23 @@ class QueryFormat(StrEnum):
 
 
 class TopoFormat(StrEnum):
-    """Output of ``topo show``."""
+    """Output of ``topo show`` and ``topo import``."""
 
     TREE = "tree"
+    JSON = "json"
     MATRIX = "matrix"
+    SVG = "svg"
+    DOT = "dot"
+    NCCL = "nccl"
+    HWLOC = "hwloc"
+
+
+class TopoSource(StrEnum):
+    """Input of ``topo import``."""
+
+    SMI = "smi"
+    HWLOC = "hwloc"
+    NCCL = "nccl"
     JSON = "json"
 
 
@@ -119,7 +132,12 @@ SeedOption = Annotated[
     int | None, typer.Option("--seed", help="Order of cells; stored with the sweep.")
 ]
 RootOption = Annotated[
-    Path, typer.Option("--root", metavar="DIR", help="A captured machine instead of this one.")
+    Path,
+    typer.Option("--root", metavar="PLACE", help="A captured machine: a folder or a tarball."),
+]
+TopoFormatOption = Annotated[
+    TopoFormat,
+    typer.Option("--format", help="tree for people; the others are described in docs/topology.md."),
 ]
 
 
@@ -327,13 +345,7 @@ def doctor(*, output: FormatOption = Format.TABLE) -> int:
 
 
 @topo_app.command("show")
-def topo_show(
-    *,
-    root: RootOption = Path("/"),
-    output: Annotated[
-        TopoFormat, typer.Option("--format", help="tree, matrix, or json (topology/1).")
-    ] = TopoFormat.TREE,
-) -> int:
+def topo_show(*, root: RootOption = Path("/"), output: TopoFormatOption = TopoFormat.TREE) -> int:
     """
     Show a host's NUMA nodes, PCIe tree, GPUs, NICs and the paths between them.
 
@@ -341,11 +353,82 @@ def topo_show(
     Examples:
       topobench topo show
       topobench topo show --root captured/h07 --format matrix
+      topobench topo show --format svg > host.svg
     """
     from topobench import commands
 
-    style = "tree" if output is TopoFormat.JSON else output.value
-    return _emit("topology", commands.topo_show(root, style), output.value)
+    return _emit_topology(commands.topo_show(root, _style(output)), output)
+
+
+@topo_app.command("import")
+def topo_import(
+    *,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What the tool printed; - is standard input.")
+    ],
+    source: Annotated[
+        TopoSource, typer.Option("--from", help="smi: nvidia-smi topo -m; hwloc, nccl: XML; json.")
+    ],
+    output: TopoFormatOption = TopoFormat.TREE,
+) -> int:
+    """
+    Show the wiring that a file of another tool tells of, in any format.
+
+    \b
+    Examples:
+      topobench topo import --from smi matrix.txt
+      topobench topo import --from hwloc host.xml --format nccl > topo.xml
+      nvidia-smi topo -m | topobench topo import --from smi - --format svg > host.svg
+    """
+    from topobench import commands
+
+    return _emit_topology(commands.topo_import(source.value, file, _style(output)), output)
+
+
+@topo_app.command("diff")
+def topo_diff(
+    *,
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="live, topology JSON, or a captured machine.")
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 1 if anything differs.")
+    ] = False,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Name what differs between two topologies: in shape, in setup, in health.
+
+    \b
+    Examples:
+      topobench topo diff before.json live
+      topobench topo diff h07.tgz h08.tgz --format json
+    """
+    from topobench import commands
+
+    return _emit("topo-diff", commands.topo_diff(a, b, exit_code=exit_code), output.value)
+
+
+@topo_app.command("gather")
+def topo_gather(
+    *,
+    target: Annotated[Path, typer.Argument(metavar="OUT.tgz", help="File to write; must be new.")],
+    root: RootOption = Path("/"),
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Write a tarball of exactly what discovery reads, without serials, MACs and host names.
+
+    Look at it anywhere with: topobench topo show --root OUT.tgz
+
+    \b
+    Example:
+      topobench topo gather h07.tgz
+    """
+    from topobench import commands
+
+    return _emit("topo-gather", commands.topo_gather(target, root), output.value)
 
 
 FilesArgument = Annotated[
@@ -568,7 +651,8 @@ def _command_of(argv: Sequence[str]) -> str:
     if not words:
         return "topobench"
     if words[0] == "topo":
-        return "topology"
+        known = len(words) > 1 and words[1] in ("diff", "gather")
+        return f"topo-{words[1]}" if known else "topology"
     return "-".join(words[:2]) if words[0] == "db" and len(words) > 1 else words[0]
 
 
@@ -594,6 +678,22 @@ def _emit(command: str, outcome: Outcome, output: str, *, silent: bool = False) 
 
             wide = command == "query" and not sys.stdout.isatty()  # for grep and awk
             show(StdoutConsole(_WIDE if wide else None), outcome.draw())
+    return outcome.exit_code
+
+
+def _style(output: TopoFormat) -> str:
+    """JSON is made of the topology itself, so it is drawn as nothing else."""
+    return "tree" if output is TopoFormat.JSON else output.value
+
+
+def _emit_topology(outcome: Outcome, output: TopoFormat) -> int:
+    """Print a topology; the formats of other tools go out as they are."""
+    for warning in outcome.warnings:
+        print(f"topobench: {warning}", file=sys.stderr)
+    if output in (TopoFormat.TREE, TopoFormat.JSON):
+        return _emit("topology", outcome, output.value)
+    with _reader_may_leave():
+        print(outcome.data, end="")
     return outcome.exit_code
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from topobench.agents.service import HostRequest
     from topobench.db.readonly import Answer
     from topobench.db.recorder import Recorder
+    from topobench.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,14 +235,61 @@ def report(store_url: str, sweep_id: str) -> Outcome:
 
 
 def topo_show(root: Path, style: str) -> Outcome:
-    """The wiring of this host, or of a captured one."""
-    from topobench.agents.discover import discover
+    """
+    The wiring of this host, or of a captured one.
+
+    Args:
+        style: ``tree``, or a format of ``wiring.EXPORTERS``.
+    """
+    from topobench import wiring
+
+    return _topology_outcome(wiring.captured_or_live(root), style)
+
+
+def topo_import(kind: str, file: Path, style: str) -> Outcome:
+    """The wiring that a file of another tool tells of; ``style`` as for :func:`topo_show`."""
+    from topobench import wiring
+
+    return _topology_outcome(wiring.from_file(kind, file), style)
+
+
+def _topology_outcome(topology: Topology, style: str) -> Outcome:
+    from topobench import wiring
     from topobench.report.topo_text import render_topology
 
-    if not root.is_dir():
-        raise UsageError(f"--root: {root} is not a folder")
-    topology = discover(str(root))
-    return Outcome(topology.to_json(), lambda: render_topology(topology, style), alone=True)
+    if style not in wiring.EXPORTERS:
+        return Outcome(topology.to_json(), lambda: render_topology(topology, style), alone=True)
+    exported = wiring.EXPORTERS[style](topology)
+    return Outcome(exported.text, lambda: exported.text, warnings=exported.warnings, alone=True)
+
+
+def topo_diff(a: str, b: str, *, exit_code: bool) -> Outcome:
+    """
+    What differs between two topologies.
+
+    Args:
+        exit_code: Whether a difference gives the exit code 1.
+    """
+    from topobench import wiring
+    from topobench.report.topo_diff_text import render_diff
+
+    data, found = wiring.compared(a, b)
+    return Outcome(
+        data,
+        lambda: render_diff(found),
+        exit_code=int(exit_code and bool(found.changes)),
+        status="differs" if found.changes else "ok",
+    )
+
+
+def topo_gather(target: Path, root: Path) -> Outcome:
+    """Write a tarball of what discovery reads."""
+    from topobench import wiring
+    from topobench.report.tables_text import render_facts
+
+    data = wiring.gathered(target, root)
+    shown = {k: v for k, v in data.items() if k != "fingerprints"}
+    return Outcome(data, lambda: render_facts(shown))
 
 
 def doctor() -> Outcome:

@@ -1,19 +1,17 @@
 """
 hwloc's XML, version 2, which ``lstopo -i`` of hwloc 2 and 3 reads.
 
-hwloc wants every CPU as an object; which of them share a core or cache a topology does not
-tell, so there are no cores, caches and packages in it. What hwloc has no place for stands in
-infos whose names begin with ``topobench``.
+What hwloc has no place for stands in infos whose names begin with ``topobench``.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 from topobench.errors import DiscoveryError
 from topobench.exporters.exported import Exported, attribute
+from topobench.exporters.hwloc_cpus import CpuObject, cpu_tree
 from topobench.exporters.hwloc_tables import distance_table, nvlink_table
 from topobench.topology import (
     Gpu,
@@ -22,12 +20,11 @@ from topobench.topology import (
     NumaNode,
     PciDevice,
     Topology,
+    format_cpu_list,
     parse_cpu_list,
 )
 
-_RDMA = re.compile(r"mlx|bnxt_re|irdma|efa_|rdmap|rocep|hfi|usnic|qedr|cxgb|i40iw")
 _PORT_STATES = {"down": "1", "init": "2", "armed": "3", "active": "4"}
-_WITH_CPUS = (NodeKind.CPU_MEMORY, NodeKind.CPU)
 
 
 def export(topology: Topology) -> Exported:
@@ -55,26 +52,26 @@ def export(topology: Topology) -> Exported:
 class _Writer:
     topology: Topology
     nodes: list[NumaNode] = field(default_factory=list)
-    cpus: dict[int, set[int]] = field(default_factory=dict)
-    online: set[int] = field(default_factory=set)
+    online: frozenset[int] = frozenset()
     children: dict[str | None, list[PciDevice]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     last: int = 0
 
     def __post_init__(self) -> None:
-        self.nodes = sorted(self.topology.numa_nodes, key=lambda n: n.id)
         told = self.topology.cpus.online
-        near = {n.id: set(parse_cpu_list(n.cpus)) for n in self.nodes}
-        self.online = set(parse_cpu_list(told)) if told else set().union(*near.values())
+        nodes = sorted(self.topology.numa_nodes, key=lambda n: n.id)
+        near = {n.id: frozenset(parse_cpu_list(n.cpus)) for n in nodes}
+        self.online = frozenset(parse_cpu_list(told)) or frozenset().union(*near.values())
         if not self.online:
             raise DiscoveryError(
                 "the topology names no CPU, which hwloc's format cannot do without; "
                 "use the formats json or nccl"
             )
-        taken: set[int] = set()
-        for node in self.nodes:
-            self.cpus[node.id] = (near[node.id] & self.online) - taken
-            taken |= self.cpus[node.id]
+        taken: frozenset[int] = frozenset()
+        for node in nodes:  # files may give the same CPUs to two nodes, hwloc may not
+            own = near[node.id] - taken
+            taken |= own
+            self.nodes.append(replace(node, cpus=format_cpu_list(own)))
         known = {d.address for d in self.topology.pci}
         for device in self.topology.pci:
             above = device.parent if device.parent in known else None
@@ -83,53 +80,50 @@ class _Writer:
     def machine(self) -> Iterator[str]:
         """The Machine object with everything in it."""
         cpus = self.topology.cpus
-        possible = set(parse_cpu_list(cpus.possible)) | self.online
-        allowed = set(parse_cpu_list(cpus.allowed)) & self.online or self.online
+        possible = frozenset(parse_cpu_list(cpus.possible)) | self.online
+        allowed = frozenset(parse_cpu_list(cpus.allowed)) & self.online or self.online
         nodes = {n.id for n in self.nodes} or {0}
         usable = {n.id for n in self.nodes if n.allowed} or nodes
         sets = _sets(self.online, nodes, possible)
         sets |= {"allowed_cpuset": bit_set(allowed), "allowed_nodeset": bit_set(usable)}
+        top = cpu_tree(cpus, self.online, self.nodes or [_ONLY_NODE])
         yield f"  {self._start('Machine', {'os_index': '0', **sets})}>"
         yield from _infos(self._facts(), 2)
-        groups = [n for n in self.nodes if self.cpus[n.id]]
-        alone = len(groups) <= 1
-        for node in self.nodes or [_ONLY_NODE]:
-            if alone or not self.cpus.get(node.id):
-                near = self.online if alone else set(self.online)
-                yield self._node(node, near, 2)
-        yield from self._cpus(
-            [] if alone else groups, {groups[0].id} if len(groups) == 1 else nodes
-        )
-        held = set() if alone else {n.id for n in groups}
-        yield from self._devices(
-            [d for d in self.children.get(None, []) if d.numa_node.value not in held], 2
-        )
+        yield from self._inside(top, frozenset(nodes), 2)
+        held = {n.id for n in self.nodes} - {n.id for n in top.nodes}
+        roots = self.children.get(None, [])
+        yield from self._devices([d for d in roots if d.numa_node.value not in held], 2)
+        known = {d.address for d in self.topology.pci}
         for nic in self.topology.nics:
-            if nic.pci_address is None or nic.pci_address not in {
-                d.address for d in self.topology.pci
-            }:
+            if nic.pci_address not in known:
                 yield from self._nic([nic], nic.name.partition(":")[0], 2)
         yield "  </object>"
 
-    def _cpus(self, groups: Sequence[NumaNode], nodes: set[int]) -> Iterator[str]:
-        """NUMA nodes and CPUs of none, by their first CPU, which is the order hwloc wants."""
-        inside = set().union(*(self.cpus[n.id] for n in groups))
-        found: dict[int, Iterable[str]] = {min(self.cpus[n.id]): self._group(n) for n in groups}
-        found |= {cpu: [self._pu(cpu, nodes, 2)] for cpu in self.online - inside}
-        for _, lines in sorted(found.items(), key=lambda item: item[0]):
-            yield from lines
+    def _inside(self, item: CpuObject, nodes: frozenset[int], depth: int) -> Iterator[str]:
+        """NUMA nodes of an object, then the objects below it."""
+        for node in item.nodes:
+            yield self._node(node, item.cpus, depth)
+        for child in item.ordered():
+            yield from self._cpu_object(child, nodes, depth)
 
-    def _group(self, node: NumaNode) -> Iterator[str]:
-        sets = _sets(self.cpus[node.id], {node.id})
-        yield f"    {self._start('Group', {**sets, 'kind': '0', 'subkind': '0'})}>"
-        yield self._node(node, self.cpus[node.id], 3)
-        yield from (self._pu(cpu, {node.id}, 3) for cpu in sorted(self.cpus[node.id]))
-        yield from self._devices(
-            [d for d in self.children.get(None, []) if d.numa_node.value == node.id], 3
-        )
-        yield "    </object>"
+    def _cpu_object(self, item: CpuObject, nodes: frozenset[int], depth: int) -> Iterator[str]:
+        indent, own = "  " * depth, frozenset(n.id for n in item.nodes)
+        nodes = own or self._nodes_below(item) or nodes
+        start = self._start(item.kind, {**item.attributes, **_sets(item.cpus, nodes)})
+        if item.kind == "PU":
+            yield f"{indent}{start}/>"
+            return
+        yield f"{indent}{start}>"
+        yield from self._inside(item, nodes, depth + 1)
+        roots = self.children.get(None, [])
+        yield from self._devices([d for d in roots if d.numa_node.value in own], depth + 1)
+        yield f"{indent}</object>"
 
-    def _node(self, node: NumaNode, near: set[int], depth: int) -> str:
+    def _nodes_below(self, item: CpuObject) -> frozenset[int]:
+        found = frozenset(n.id for n in item.nodes)
+        return found.union(*(self._nodes_below(child) for child in item.children))
+
+    def _node(self, node: NumaNode, near: frozenset[int], depth: int) -> str:
         values = {"os_index": str(node.id), **_sets(near, {node.id})}
         if node.memory_bytes is not None:
             values["local_memory"] = str(node.memory_bytes)
@@ -140,14 +134,12 @@ class _Writer:
             infos["topobenchGpu"] = node.gpu
         return self._leaf("NUMANode", values, infos, depth)
 
-    def _pu(self, cpu: int, nodes: set[int], depth: int) -> str:
-        return self._leaf("PU", {"os_index": str(cpu), **_sets({cpu}, nodes)}, {}, depth)
-
     def _devices(self, tops: Sequence[PciDevice], depth: int) -> Iterator[str]:
         """Host bridges, one a root bus, and the tree below each."""
         roots: dict[str, list[PciDevice]] = {}
         for device in tops:
-            roots.setdefault(device.address.rpartition(":")[0], []).append(device)
+            bus = (device.host_bridge or "").removeprefix("pci")
+            roots.setdefault(bus or device.address.rpartition(":")[0], []).append(device)
         indent = "  " * depth
         for root, devices in roots.items():
             last = max(self._last_bus(d) for d in devices)
@@ -229,7 +221,7 @@ class _Writer:
             yield self._leaf("OSDev", values, {}, depth)
 
     def _nic(self, ports: Sequence[Nic], name: str, depth: int) -> Iterator[str]:
-        rdma = any(p.link_layer == "InfiniBand" for p in ports) or _RDMA.match(name) is not None
+        rdma = any(port.rdma for port in ports)
         infos: dict[str, str] = {}
         for nic in ports:
             port = nic.name.partition(":")[2] or "1"
@@ -254,11 +246,15 @@ class _Writer:
             "OSRelease": machine.kernel,
             "CPUModel": cpus.model,
             "CPUVendor": cpus.vendor,
+            "CPUFamilyNumber": cpus.family,
+            "CPUModelNumber": cpus.model_number,
+            "CPUStepping": cpus.stepping,
             "topobenchPackages": cpus.packages,
             "topobenchCores": cpus.physical_cores,
             "topobenchThreadsPerCore": cpus.threads_per_core,
             "topobenchLastLevelCache": cpus.last_level_cache_bytes,
             "topobenchQuotaCpus": cpus.quota_cpus,
+            "topobenchIommu": None if machine.iommu == "unknown" else machine.iommu,
             "topobenchOs": machine.os,
             "topobenchDriver": machine.driver,
             "topobenchCuda": machine.cuda,
@@ -304,7 +300,7 @@ def _infos(values: Mapping[str, object], depth: int) -> Iterator[str]:
             yield f'{"  " * depth}<info name="{name}" value="{attribute(value)}"/>'
 
 
-def _sets(cpus: set[int], nodes: set[int], complete: set[int] | None = None) -> dict[str, str]:
+def _sets(cpus: Set[int], nodes: Set[int], complete: Set[int] | None = None) -> dict[str, str]:
     return {
         "cpuset": bit_set(cpus),
         "complete_cpuset": bit_set(complete or cpus),
@@ -313,7 +309,7 @@ def _sets(cpus: set[int], nodes: set[int], complete: set[int] | None = None) -> 
     }
 
 
-def bit_set(members: set[int]) -> str:
+def bit_set(members: Set[int]) -> str:
     """A set as hwloc writes it: groups of 32 bits, highest first, each with 0x."""
     bits = sum(1 << n for n in members)
     groups = max(1, -(-bits.bit_length() // 32))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from topobench.exporters.exported import Exported, printable
-from topobench.exporters.places import is_slow, nic_class
+from topobench.exporters.places import is_slow
 from topobench.topology import Gpu, Nic, PciDevice, PciLink, Topology
 
 _UNKNOWN = "?"
@@ -55,7 +55,7 @@ class _Table:
     """Rows of path classes."""
 
     def __init__(self, topology: Topology, gpus: dict[str, Gpu], nics: dict[str, Nic]) -> None:
-        self.gpus, self.nics = gpus, nics
+        self.gpus = gpus
         self.devices: dict[str, PciDevice] = {d.address: d for d in topology.pci}
         self.classes = {(p.a, p.b): p.smi for p in topology.paths}
         self.names = {label: gpu.name for label, gpu in gpus.items()}
@@ -72,8 +72,6 @@ class _Table:
     def _class(self, a: str, b: str) -> str:
         ends = self.names[a], self.names[b]
         told = self.classes.get(ends) or self.classes.get(ends[::-1])
-        if told is None and a in self.nics and b in self.nics:
-            told = nic_class(self.nics[a], self.nics[b], self.devices)
         return told or _UNKNOWN
 
     def _near(self, gpu: Gpu) -> str:

@@ -31,6 +31,8 @@ _ARCHITECTURES = {"aarch64": "arm64", "ppc64le": "ppc64"}
 _CLASSES = {"nvswitch": "0x068000", "npu": "0x068001", "gpu": "0x030200"}
 _UNSEEN = "fffffff:ff:ff.0"
 """NCCL's name of an NVSwitch that a guest does not see."""
+_OWN_NUMBERS = "import:nccl"
+"""Root of topologies whose CPU numbers are NCCL's already."""
 _UNFIT = re.compile(r"[^ -~]|[<>&\"']")
 
 
@@ -45,8 +47,8 @@ def export(topology: Topology) -> Exported:
     if count > _MANY_ELEMENTS:
         verdict = "refuses this file" if count > MOST_ELEMENTS else "has little room left"
         warnings.append(f"{count} elements; NCCL takes {MOST_ELEMENTS} at most and {verdict}")
-    if any(g.c2c for g in topology.gpus):
-        warnings.append("chip links to the CPU are left out; NCCL finds them itself as it loads it")
+    if any(g.c2c and not g.c2c_bytes_per_second for g in topology.gpus):
+        warnings.append("the speed of chip links is not known, so NCCL has to ask the driver")
     return Exported("\n".join(lines) + "\n", tuple(warnings))
 
 
@@ -141,8 +143,9 @@ class _Writer:
             found["arch"] = _ARCHITECTURES.get(machine.arch, machine.arch)
         if told.vendor:
             found["vendor"] = told.vendor
-        if numbers := re.search(r"family (\d+) model (\d+)$", told.model or ""):
-            found |= {"familyid": numbers[1], "modelid": numbers[2]}
+        if told.family is not None and told.model_number is not None:
+            family = told.family if self.topology.root == _OWN_NUMBERS else _family(told.family)
+            found |= {"familyid": str(family), "modelid": str(told.model_number)}
         return _attributes(found)
 
     def _pci(self, device: PciDevice, depth: int) -> Iterator[str]:
@@ -170,6 +173,9 @@ class _Writer:
             found["class"] = device.pci_class
         if device.vendor != "0x0000":
             found |= {"vendor": device.vendor, "device": device.device}
+        for name in ("subsystem_vendor", "subsystem_device"):
+            if value := getattr(device, name):
+                found[name] = value
         speed, width = self._best(device)
         if speed is not None or width is not None:
             found["link_speed"] = f"{speed:.1f} GT/s PCIe" if speed else ""
@@ -195,13 +201,25 @@ class _Writer:
         if gpu.compute_capability:
             found["sm"] = gpu.compute_capability.replace(".", "")
         found["rank"] = str(gpu.index)
-        indent, links = "  " * depth, list(_links(gpu.nvlink))
+        indent, links = "  " * depth, [f"nvlink {_attributes(n)}" for n in _links(gpu.nvlink)]
+        if gpu.c2c_links and gpu.c2c_bytes_per_second:
+            bandwidth = round(gpu.c2c_bytes_per_second / gpu.c2c_links / 1e6)
+            links.append(f'c2c bw="{bandwidth}" count="{gpu.c2c_links}"')
         if not links:
             yield f"{indent}<gpu {_attributes(found)}/>"
             return
         yield f"{indent}<gpu {_attributes(found)}>"
-        yield from (f"{indent}  <nvlink {_attributes(link)}/>" for link in links)
+        yield from (f"{indent}  <{link}/>" for link in links)
         yield f"{indent}</gpu>"
+
+
+def _family(family: int) -> int:
+    """
+    The family as NCCL counts it, which puts the extended part four bits too far left.
+
+    So families above 15, which AMD has, are other numbers than in /proc/cpuinfo: 25 is 175.
+    """
+    return family if family < 16 else 15 + (family - 15 << 4)
 
 
 def _is_nic(device: PciDevice) -> bool:
@@ -230,6 +248,8 @@ def _nets(nics: list[tuple[int, Nic]], depth: int) -> Iterator[str]:
             found["speed"] = str(round(rate / 125e3))
         if colon:
             found["port"] = port
+        if nic.gpu_direct is not None:
+            found["gdr"] = str(int(nic.gpu_direct))
         yield f"{indent}  <net {_attributes(found)}/>"
     yield f"{indent}</nic>"
 

@@ -13,7 +13,6 @@ from topobench.topology import (
     NodeKind,
     NumaNode,
     Nvme,
-    PathClass,
     PciDevice,
     PciLink,
     Topology,
@@ -98,32 +97,6 @@ def chain(address: str | None, devices: dict[str, PciDevice]) -> list[PciDevice]
     return found[::-1]
 
 
-def nic_class(a: Nic, b: Nic, devices: dict[str, PciDevice]) -> PathClass | None:
-    """
-    Path class of two NICs by the bridges they share; None if the tree is not known.
-
-    The rules are those of the other paths (docs/topology.md).
-    """
-    if a.pci_address not in devices or b.pci_address not in devices:
-        return None
-    ways = [chain(n.pci_address, devices) for n in (a, b)]
-    tops = [
-        (way[0].address if way else n.pci_address or "")
-        for way, n in zip(ways, (a, b), strict=True)
-    ]
-    if tops[0].rpartition(":")[0] != tops[1].rpartition(":")[0]:
-        near = a.numa_node.value is not None and a.numa_node.value == b.numa_node.value
-        return PathClass.NODE if near else PathClass.SYS
-    shared = 0
-    for x, y in zip(*ways, strict=False):
-        if x is not y:
-            break
-        shared += 1
-    if not shared:
-        return PathClass.PHB
-    return PathClass.PIX if max(map(len, ways)) - shared <= 1 else PathClass.PXB
-
-
 def nv_links(token: str | None) -> int | None:
     """Number of links of "NV18"; None for another class."""
     match = re.fullmatch(r"NV(\d+)", token or "")
@@ -136,8 +109,10 @@ def _way(address: str | None, devices: dict[str, PciDevice], *, rooted: bool) ->
         return
     above = chain(address, devices)
     top = above[0].address if above else address
-    if rooted:
-        yield Place("root", top.rpartition(":")[0])
+    device = devices.get(top)
+    told = device.host_bridge if device else None
+    if told or rooted:
+        yield Place("root", (told or top.rpartition(":")[0]).removeprefix("pci"))
     for bridge in above:
         if bridge.role == "upstream":
             yield Place("switch", bridge.address, bridge.link)

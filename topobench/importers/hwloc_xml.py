@@ -30,6 +30,8 @@ from topobench.importers.topology_text import (
 from topobench.importers.xml_text import Element, parse_xml
 from topobench.pcie import normalise_address
 from topobench.topology import (
+    Caches,
+    CpuGroups,
     Cpus,
     Gpu,
     Known,
@@ -43,6 +45,7 @@ from topobench.topology import (
     Topology,
     TopologyWarning,
     format_cpu_list,
+    parse_cpu_list,
 )
 
 SOURCE = "hwloc"
@@ -56,6 +59,8 @@ _TYPE = re.compile(
 _VERSION_2 = {"0": "storage", "2": "net", "3": "rdma"}
 """Numbers of ``osdev_type``; version 3 has one bit for each use of a device instead."""
 _BITS_3 = {32: "rdma", 16: "net", 1: "storage"}
+_LEVELS = {"Package": "package", "Die": "die", "Core": "core"}
+_CACHE_TYPES = {"0": "unified", "1": "data", "2": "instruction"}
 _ROLES = frozenset({"root_port", "upstream", "downstream", "endpoint", "pf", "vf"})
 _PORT_STATES = {"1": "down", "2": "init", "3": "armed", "4": "active"}
 
@@ -94,6 +99,7 @@ class _Place:
 
     nodeset: str
     bridge: str | None
+    root: str | None = None
     depth: int = 0
 
 
@@ -104,8 +110,8 @@ class _Reader:
     infos: dict[str, str]
     nodes: list[Element] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    threads: list[int] = field(default_factory=list)
-    cache: tuple[int, int] = (0, 0)
+    groups: dict[str, list[str]] = field(default_factory=dict)
+    caches: dict[tuple[int, str, int], list[str]] = field(default_factory=dict)
     package: dict[str, str] = field(default_factory=dict)
     pci: dict[str, PciDevice] = field(default_factory=dict)
     gpus: list[Gpu] = field(default_factory=list)
@@ -125,26 +131,32 @@ class _Reader:
             self.nodes.append(element)
         elif kind in ("Bridge", "PCIDev"):
             below = self._pci(element, place)
-        elif kind == "Core":
-            self.threads.append(sum(c.get("type") == "PU" for c in element.all("object")))
-        elif kind == "Package":
-            self.package = self.package or _infos(element)
+        elif kind in _LEVELS:
+            self.groups.setdefault(_LEVELS[kind], []).append(element.get("cpuset"))
+            if kind == "Package":
+                self.package = self.package or _infos(element)
         elif kind == "OSDev" and place.bridge is None:
             self._loose(element, place)
-        elif kind.endswith("Cache") and re.fullmatch(r"[0-9]{1,15}", element.get("cache_size")):
-            level = number(element.get("depth") or "0", "depth of a cache", 9)
-            self.cache = max(self.cache, (level, int(element.get("cache_size"))))
+        elif kind.endswith("Cache") and kind != "MemCache":
+            self._cache(element)
         if kind not in ("Bridge", "PCIDev") and element.get("nodeset"):
             below = replace(below, nodeset=element.get("nodeset"))
         for child in element.all("object"):
             self.read(child, below)
+
+    def _cache(self, element: Element) -> None:
+        level, size = _integer(element.get("depth")), _integer(element.get("cache_size"))
+        kind = _CACHE_TYPES.get(element.get("cache_type"))
+        if level and size and kind:
+            self.caches.setdefault((level, kind, size), []).append(element.get("cpuset"))
 
     def _pci(self, element: Element, place: _Place) -> _Place:
         """A PCI function; host bridges are none. Its OS devices say what it is."""
         address = normalise_address(element.get("pci_busid"))
         if address is None:
             if element.get("bridge_type") == "0-1":
-                return place
+                buses = re.match(r"([0-9a-f]{4,8}):\[([0-9a-f]{2})-", element.get("bridge_pci"))
+                return replace(place, root=f"pci{buses[1]}:{buses[2]}" if buses else None)
             raise ImportFailed(f"pci_busid {clean(element.get('pci_busid'))!r} is no PCI address")
         if address in self.pci:
             text = "another object has the same address, so it is left out of the tree"
@@ -165,6 +177,7 @@ class _Reader:
             role=_role(element, place, infos),
             numa_node=self._near(place),
             link=_link(element.get("pci_link_speed")),
+            host_bridge=place.root,
         )
         self.pci[address] = device
         if element.get("subtype") == "NVSwitch" or (
@@ -284,24 +297,35 @@ class _Reader:
             driver=infos.get(f"{OWN}Driver"),
             cuda=infos.get(f"{OWN}Cuda"),
             container=infos.get(f"{OWN}Container"),
+            iommu=infos.get(f"{OWN}Iommu", "unknown"),
         )
 
     def _cpus(self) -> Cpus:
         told = self.infos if "CPUModel" in self.infos else self.package
-        counts = {n: self._count(n, k) for n, k in (("Packages", "Package"), ("Cores", "Core"))}
-        cache = self._count("LastLevelCache", "")
-        quota = self.infos.get(f"{OWN}QuotaCpus", "")
+        infos = self.infos
+        groups = {level: _ordered(sets) for level, sets in self.groups.items()}
+        caches = [Caches(*kind, _ordered(sets)) for kind, sets in sorted(self.caches.items())]
+        sizes = {len(parse_cpu_list(core)) for core in groups.get("core", ())}
+        last = max(caches, key=lambda c: (c.level, c.type != "instruction"), default=None)
+        quota = infos.get(f"{OWN}QuotaCpus", "")
         return Cpus(
             possible=_list(self.machine.get("complete_cpuset")),
             online=_list(self.machine.get("cpuset")),
             allowed=_list(self.machine.get("allowed_cpuset")),
             model=told.get("CPUModel"),
             vendor=told.get("CPUVendor"),
-            packages=counts["Packages"],
-            physical_cores=counts["Cores"],
-            threads_per_core=self._count("ThreadsPerCore", "") or max(self.threads, default=None),
-            last_level_cache_bytes=cache or self.cache[1] or None,
+            packages=self._count("Packages", "Package"),
+            physical_cores=self._count("Cores", "Core"),
+            threads_per_core=self._count("ThreadsPerCore", "") or max(sizes, default=None),
+            last_level_cache_bytes=self._count("LastLevelCache", "")
+            or (last.bytes if last else None),
             quota_cpus=float(quota) if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", quota) else None,
+            family=_integer(told.get("CPUFamilyNumber", "")),
+            model_number=_integer(told.get("CPUModelNumber", "")),
+            stepping=_integer(told.get("CPUStepping", "")),
+            dies=len(groups["die"]) if "die" in groups else None,
+            groups=tuple(CpuGroups(n, groups[n]) for n in _LEVELS.values() if n in groups),
+            caches=tuple(caches),
         )
 
     def _count(self, name: str, kind: str) -> int | None:
@@ -400,7 +424,8 @@ def _index(osdevs: list[Element], prefix: str) -> int | None:
 def _rdma_ports(name: str, address: str | None, near: Known, infos: dict[str, str]) -> list[Nic]:
     found = (re.fullmatch(rf"(?:{OWN})?Port([0-9]{{1,3}})(?:State|Rate)", n) for n in infos)
     ports = sorted({int(m[1]) for m in found if m})
-    return [_nic(name, port, address, near, infos) for port in ports or [1]]
+    found_ports = [_nic(name, port, address, near, infos) for port in ports or [1]]
+    return [replace(n, rdma=True, port=p) for n, p in zip(found_ports, ports or [1], strict=True)]
 
 
 def _nic(name: str, port: int, address: str | None, near: Known, infos: dict[str, str]) -> Nic:
@@ -414,6 +439,12 @@ def _nic(name: str, port: int, address: str | None, near: Known, infos: dict[str
         link_layer=infos.get(f"{OWN}Port{port}LinkLayer"),
         state=state or infos.get(f"{OWN}Port{port}State"),
     )
+
+
+def _ordered(sets: list[str]) -> tuple[str, ...]:
+    """Sets of CPUs as lists, by their first CPU; empty ones are left out."""
+    found = sorted(members for text in sets if (members := cpu_set(text)))
+    return tuple(format_cpu_list(members) for members in found)
 
 
 def _list(text: str) -> str | None:

@@ -22,12 +22,12 @@ def imported(source: str, **parts: Any) -> Topology:
 
     Args:
         source: Format, which stands as its root ("import:nccl").
-        parts: Fields of :class:`Topology`; the text has no date.
+        parts: Fields of :class:`Topology`; the text has no date, and little trust.
     """
     defaults: dict[str, Any] = {
         "taken_at": "",
         "virtualization": "unknown",
-        "trust": "full",
+        "trust": "low",
         "machine": Machine(),
         "cpus": Cpus(),
     }

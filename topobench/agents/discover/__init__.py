@@ -34,7 +34,7 @@ from topobench.agents.discover.numa_file import read_numa_file
 from topobench.agents.discover.nvml import read as read_nvml
 from topobench.agents.discover.paths import told_by_nvml
 from topobench.agents.discover.pci import read_pci
-from topobench.agents.discover.tree import Tree
+from topobench.agents.discover.tree import ENVIRONMENT, Tree
 from topobench.errors import DiscoveryError
 from topobench.paths import find_paths
 from topobench.pcie import normalise_address
@@ -44,22 +44,23 @@ __all__ = ["GpuFacts", "MigFacts", "NvmlFacts", "discover", "normalise_address",
 
 
 def discover(
-    root: str | os.PathLike[str] = "/", *, nvml: NvmlFacts | Literal["auto"] | None = "auto"
+    root: str | os.PathLike[str] | Tree = "/", *, nvml: NvmlFacts | Literal["auto"] | None = "auto"
 ) -> Topology:
     """
     The wiring of this host, or of a captured one.
 
     Args:
-        root: Folder that holds ``sys`` and ``proc``.
+        root: Folder that holds ``sys`` and ``proc``, or a tree of one.
         nvml: NVML's answers; ``auto`` asks NVML on this host, and takes for a capture
             what was kept in it; None leaves GPUs to the PCI tree.
 
     Raises:
         DiscoveryError: ``root`` holds no ``sys``, or the operator's NUMA file is wrong.
     """
-    tree = Tree.open(root)
+    tree = root if isinstance(root, Tree) else Tree.open(root)
+    name = tree.root if isinstance(root, Tree) else os.fspath(root)
     if not os.path.isdir(tree.path("sys")):
-        raise DiscoveryError(f"{os.fspath(root)}: it holds no folder sys, so no machine")
+        raise DiscoveryError(f"{name}: it holds no folder sys, so no machine")
     if nvml == "auto":
         nvml = read_nvml() if tree.live else captured(tree)
     limits = read_limits(tree)
@@ -75,7 +76,7 @@ def discover(
     trusted = trust(kind, devices)
     topology = Topology(
         taken_at=_now(),
-        root=os.fspath(root),
+        root=name,
         virtualization=kind,
         trust=trusted,
         machine=replace(
@@ -114,8 +115,9 @@ def _nodes(tree: Tree, limits: Limits) -> tuple[int, ...] | None:
 
 
 def _with_cuda_indices(tree: Tree, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """CUDA's numbers, which depend on the environment of this process."""
-    indices = cuda_indices(gpus, os.environ) if tree.live else {}
+    """CUDA's numbers, which depend on the environment, so a capture needs to keep it."""
+    told = tree.live or tree.exists(ENVIRONMENT)
+    indices = cuda_indices(gpus, tree.environment) if told else {}
     return tuple(replace(g, cuda_index=indices.get(g.key)) for g in gpus)
 
 

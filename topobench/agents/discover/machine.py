@@ -141,13 +141,13 @@ def _driver(tree: Tree) -> str | None:
 
 def _container(tree: Tree) -> str | None:
     """Kind of container this process is in, as far as marks tell."""
-    if tree.live and "KUBERNETES_SERVICE_HOST" in os.environ:
+    if "KUBERNETES_SERVICE_HOST" in tree.environment:
         return "kubernetes"
     if tree.exists("run/.containerenv"):
         return "podman"
     if tree.exists(".dockerenv"):
         return "docker"
-    if tree.live and (told := os.environ.get(_TOLD)):
+    if told := tree.environment.get(_TOLD):
         return told
     groups = tree.text("proc/self/cgroup") or ""
     return next((name for mark, name in _CONTAINERS.items() if mark in groups), None)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from topobench.pcie import parse_cpu_mask
 from topobench.topology import format_cpu_list, parse_cpu_list
 
 _LARGEST = 4 << 20
+ENVIRONMENT = "topobench/environment.json"
+"""Where a capture keeps the variables that discovery looks at."""
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """A capture may hold anything: no link is followed, no pipe is waited for."""
 
@@ -37,6 +41,17 @@ class Tree:
     def live(self) -> bool:
         """Whether this is the running system, not a capture."""
         return self.root == "/"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables of this process; of a capture, those that were kept in it."""
+        if self.live:
+            return os.environ
+        try:
+            kept = json.loads(self.text(ENVIRONMENT) or "{}")
+        except (ValueError, RecursionError):
+            kept = {}
+        return {str(k): str(v) for k, v in kept.items()} if isinstance(kept, dict) else {}
 
     def path(self, name: str) -> str:
         """Absolute path of ``name`` ("sys/bus/pci")."""
