@@ -81,6 +81,8 @@ def _parts(topology: Topology) -> dict[str, str]:
     """Hashes of what was bought, part by part."""
     numa, pci = _Graph(), _Graph()
     _add_nodes(numa, topology)
+    for node in topology.numa_nodes:
+        pci.node(_numa(node.id), "node")
     _add_functions(pci, topology, {})
     return {
         "cpu": _hash(_cpu(topology)),
@@ -120,15 +122,16 @@ def _nvlinks(topology: Topology) -> _Graph:
 
 
 def _nics(topology: Topology) -> Any:
-    """Kinds of network functions that hold ports, and how many ports each holds."""
+    """Kinds of network functions and how many ports each holds, by the NUMA node they are at."""
     devices = {d.address: d for d in topology.pci}
     ports = collections.Counter(n.pci_address for n in topology.nics if n.pci_address in devices)
-    kinds = collections.Counter(
-        (devices[a].vendor, devices[a].device, devices[a].subsystem_device or "?", count)
-        for a, count in ports.items()
-        if a is not None
-    )
-    return sorted([*kind, count] for kind, count in kinds.items())
+    by_node = collections.defaultdict(list)
+    for address, count in ports.items():
+        device = devices[address or ""]
+        kind = [device.vendor, device.device, device.subsystem_device or "?", count]
+        by_node[device.numa_node.value].append(kind)
+    unknown = sorted(by_node.pop(None, []))
+    return [unknown, sorted(sorted(kinds) for kinds in by_node.values())]
 
 
 def _config(topology: Topology) -> Any:
@@ -181,11 +184,6 @@ def _graph(topology: Topology, now: Mapping[str, Any]) -> _Graph:
     graph = _Graph()
     _add_nodes(graph, topology)
     _add_functions(graph, topology, now)
-    known = {_numa(n.id) for n in topology.numa_nodes}
-    for address, device in _shown(topology).items():
-        near = _numa(-1 if device.numa_node.value is None else device.numa_node.value)
-        if near in known:
-            graph.edge(("pci", address), near, "near", "holds")
     return graph
 
 
@@ -203,6 +201,7 @@ def _add_nodes(graph: _Graph, topology: Topology) -> None:
 
 def _add_functions(graph: _Graph, topology: Topology, now: Mapping[str, Any]) -> None:
     gpus = _gpus_by_model(topology)
+    known = {_numa(n.id) for n in topology.numa_nodes}
     for address, device in _shown(topology).items():
         key = ("pci", address)
         link = device.link.effective_max_bytes_per_second if device.link else None
@@ -212,6 +211,9 @@ def _add_functions(graph: _Graph, topology: Topology, now: Mapping[str, Any]) ->
         above = ("pci", device.parent) if device.parent else ("bus", bus)
         graph.labels.setdefault(above, _hash("bus"))
         graph.edge(above, key, "down", "up")
+        near = _numa(-1 if device.numa_node.value is None else device.numa_node.value)
+        if near in known:
+            graph.edge(key, near, "near", "holds")
 
 
 def _shown(topology: Topology) -> dict[str, PciDevice]:
