@@ -25,8 +25,9 @@ from topobench.agents.conditions.monitor import Monitor
 from topobench.agents.conditions.settings import host_settings
 from topobench.agents.discover.tree import Tree
 from topobench.agents.launch import Launcher, Limits
+from topobench.agents.service import HostRequest, HostService
 from topobench.conditions import link_bytes
-from topobench.reading import Arm, Binding, Case, Cell, Run, Status
+from topobench.reading import Arm, Binding, Case, Cell, Run, Scalar, Status
 from topobench.topology import Cpus, Machine, Topology
 from watched_gpu import Watched, cell
 
@@ -271,3 +272,23 @@ def test_a_run_on_a_gpu_that_is_always_throttled_is_invalid(tmp_path: Path) -> N
     run = run_beside(tmp_path, Watched(DeviceGetCurrentClocksEventReasons=0x40))
     assert run.status is Status.INVALID
     assert "hw_thermal_slowdown in 100.0 % of the readings" in str(run.reason)
+
+
+def test_the_agent_watches_judges_and_tells_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOPOBENCH_RUN_DIR", str(tmp_path))
+    service = HostService(HostRequest(sweep=str(uuid.uuid4()), id="h"))
+    params: dict[str, Scalar] = {"op": "copy", "bytes": 4 << 20}
+    chosen = Cell(str(uuid.uuid4()), Case("host_memory", 1, params), "h", Arm(Binding("none")))
+    try:
+        service.describe()
+        (run,) = service.run([chosen], {chosen.id: 1})
+    finally:
+        service.close()
+    assert run.environment["host_settings"] == host_settings(HERE)
+    assert run.conditions["monitor"]["seconds"] >= run.duration_seconds * 0.9
+    assert run.conditions["host"]["busy_ratio"] > 0
+    (reading,) = run.readings
+    assert (reading.metric, reading.times) == ("bandwidth_bytes_per_second", ())
+    assert len(reading.samples) == reading.summary.n + reading.summary.warmups

@@ -13,7 +13,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from topobench.errors import ProbeError, ResultInvalid
@@ -98,7 +98,7 @@ def race(group: Group, lap: Lap, sampler: Sampler, *, lead_seconds: float = 0.0)
         return None
     total = sampler.timed()
     by_rank = (
-        Timed(tuple(1 / r for r in column), total.warmups, total.stop_reason)
+        replace(total, samples=tuple(1 / r for r in column))
         for column in zip(*rates, strict=True)
     )
     return Race(total, tuple(by_rank), discarded)

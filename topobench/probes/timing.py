@@ -53,7 +53,7 @@ class Timed:
     warmups: int
     stop_reason: str
     operations: int = 1
-    ends: tuple[float, ...] = ()
+    ends: tuple[float, ...] = field(default=(), compare=False)
 
     def durations(self, metric: str, *, point: Mapping[str, Scalar] | None = None) -> Reading:
         """A reading in seconds per operation."""

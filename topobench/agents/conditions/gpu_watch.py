@@ -161,22 +161,23 @@ def _slot(limits: Mapping[str, float], glances: Iterable[Glance]) -> dict[str, A
     An idle GPU lowers its link's speed; what counts is what it reaches under load.
     """
     working = [g for g in glances if _works(g) and g.pcie_generation and g.pcie_width]
-    best = (limits.get("pcie_generation"), limits.get("pcie_width"))
+    speeds = (conditions.pcie_bytes_per_second(g.pcie_generation, g.pcie_width) for g in working)
     known = {
         "loaded_readings": len(working),
         "generation": conditions.spread(g.pcie_generation for g in working),
         "width": conditions.spread(g.pcie_width for g in working),
-        "bytes_per_second": max(
-            (conditions.pcie_bytes_per_second(g.pcie_generation, g.pcie_width) or 0.0)
-            for g in working
-        )
-        if working
-        else None,
-        "most_bytes_per_second": conditions.pcie_bytes_per_second(
-            *(None if b is None else int(b) for b in best)
-        ),
+        "bytes_per_second": max((round(s) for s in speeds if s), default=None),
+        "most_bytes_per_second": _most_bytes_per_second(limits),
     }
     return {"pcie": {key: value for key, value in known.items() if value is not None}}
+
+
+def _most_bytes_per_second(limits: Mapping[str, float]) -> int | None:
+    generation, width = (limits.get(f"pcie_{what}") for what in ("generation", "width"))
+    if generation is None or width is None:
+        return None
+    speed = conditions.pcie_bytes_per_second(int(generation), int(width))
+    return None if speed is None else round(speed)
 
 
 def _pair(before: int | None, after: int | None) -> list[int] | None:
