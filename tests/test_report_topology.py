@@ -6,9 +6,11 @@ import dataclasses
 import re
 
 import pytest
+from rich.console import Group
 
 from golden import check_golden, printed
 from report_topologies import grace, hgx
+from topobench.report.matrix import path_matrix
 from topobench.report.topo_text import render_topology
 from topobench.topology import Gpu, Known, Mig, P2p, Path, Topology, TopologyWarning
 
@@ -18,7 +20,7 @@ def tree(topology: Topology, width: int = 80) -> str:
 
 
 def matrix(topology: Topology, width: int = 80) -> str:
-    return printed(render_topology(topology, "matrix"), width)
+    return printed(Group(*path_matrix(topology)), width)
 
 
 @pytest.mark.parametrize(("name", "topology"), [("hgx", hgx()), ("grace", grace())])
@@ -75,9 +77,18 @@ def test_an_unknown_path_is_a_dash_and_in_the_legend() -> None:
 def test_paths_between_nics_are_shown_where_they_are_known() -> None:
     topology = hgx(2)
     more = Path("nic:mlx5_0", "nic:mlx5_1", smi="SYS", p2p=P2p("OK", "OK"))
-    assert "\n  mlx5_0" not in matrix(topology)
+    assert not re.search(r"\n  NIC0 +PXB", matrix(topology))
     shown = matrix(dataclasses.replace(topology, paths=(*topology.paths, more)))
-    assert re.search(r"\n  mlx5_0 +PXB +SYS +X +SYS\n", shown)
+    assert re.search(r"\n  NIC0 +PXB +SYS +X +SYS\n", shown)
+
+
+def test_columns_are_spelt_as_nvidia_smi_spells_them() -> None:
+    """So that both matrices can lie side by side."""
+    shown = matrix(hgx(2), 200)
+    header = shown.splitlines()[0].split()
+    assert header[:4] == ["GPU0", "GPU1", "NIC0", "NIC1"]
+    assert " ".join(header[4:]) == "CPU Affinity NUMA Affinity GPU NUMA ID"
+    assert re.search(r"\n  NIC1 +mlx5_1\n", shown)
 
 
 def test_the_odd_nvlink_stands_in_a_row_of_its_own() -> None:

@@ -258,7 +258,7 @@ def _topology_outcome(topology: Topology, style: str) -> Outcome:
     from topobench.report.topo_text import render_topology
 
     if style not in wiring.EXPORTERS:
-        return Outcome(topology.to_json(), lambda: render_topology(topology, style), alone=True)
+        return Outcome(topology.to_json(), lambda: render_topology(topology), alone=True)
     exported = wiring.EXPORTERS[style](topology)
     return Outcome(exported.text, lambda: exported.text, warnings=exported.warnings, alone=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -63,7 +63,9 @@ class _Matrix:
 
 
 def path_matrix(topology: Topology) -> Iterator[RenderableType]:
-    """The matrix of GPUs and NICs, and the legend of the classes that occur."""
+    """
+    The matrix of GPUs and NICs, with columns in nvidia-smi's order and spelling, and its legends.
+    """
     gpus = [g for g in topology.gpus if not g.is_slice]
     ends = [*(g.name for g in gpus), *(f"nic:{n.name}" for n in topology.nics)]
     if not gpus:
@@ -73,16 +75,24 @@ def path_matrix(topology: Topology) -> Iterator[RenderableType]:
     classes |= {(b, a): found for (a, b), found in classes.items()}
     starts = [e for e in ends if e.startswith("gpu:") or _has_own_paths(e, classes)]
     rows = [(a, ["X" if a == b else classes.get((a, b), UNKNOWN) for b in ends]) for a in starts]
-    near = [[_cpus(topology, g), _node(g)] for g in gpus]
-    near += [["", ""] for _ in range(len(starts) - len(gpus))]
+    near = [[_cpus(topology, g), _number(g.cpu_node.value), _number(g.own_numa_node)] for g in gpus]
+    near += [["", "", ""] for _ in range(len(starts) - len(gpus))]
+    names = {f"nic:{nic.name}": f"NIC{i}" for i, nic in enumerate(topology.nics)}
     yield _Matrix(
-        ends=[_shown(e) for e in ends],
-        rows=[(_shown(name), found) for name, found in rows],
-        trailing=[Column("CPUs"), Column("NUMA node", number=True)],
+        ends=[_shown(e, names) for e in ends],
+        rows=[(_shown(name, names), found) for name, found in rows],
+        trailing=[
+            Column("CPU Affinity"),
+            Column("NUMA Affinity", number=True),
+            Column("GPU NUMA ID", number=True),
+        ],
         details=near,
     )
     yield Text("")
     yield _legend({c for _, found in rows for c in found})
+    if names:
+        yield Text("")
+        yield facts((label, clean(end.partition(":")[2])) for end, label in names.items())
 
 
 def _has_own_paths(end: str, classes: dict[tuple[str, str], str]) -> bool:
@@ -95,9 +105,9 @@ def _legend(found: set[str]) -> Sheet:
     return facts((name, meaning) for name, meaning in _LEGEND.items() if name in used)
 
 
-def _shown(end: str) -> str:
+def _shown(end: str, names: Mapping[str, str]) -> str:
     kind, _, name = clean(end).partition(":")
-    return f"GPU{name}" if kind == "gpu" and name.isdigit() else name
+    return names.get(end) or (f"GPU{name}" if kind == "gpu" and name.isdigit() else name)
 
 
 def _cpus(topology: Topology, gpu: Gpu) -> str:
@@ -106,5 +116,5 @@ def _cpus(topology: Topology, gpu: Gpu) -> str:
     return clean(gpu.cpus or of_node or UNKNOWN)
 
 
-def _node(gpu: Gpu) -> str:
-    return UNKNOWN if gpu.cpu_node.value is None else str(gpu.cpu_node.value)
+def _number(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)

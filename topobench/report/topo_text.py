@@ -32,15 +32,9 @@ BELOW = "BELOW"
 """Marks a link that runs below what both of its ends can do."""
 
 
-def render_topology(topology: Topology, style: str = "tree") -> RenderableType:
-    """
-    A host's wiring.
-
-    Args:
-        style: ``tree`` (everything), or ``matrix`` (path classes alone, as ``nvidia-smi
-            topo -m`` prints them).
-    """
-    return Group(*(path_matrix(topology) if style == "matrix" else _parts(topology)))
+def render_topology(topology: Topology) -> RenderableType:
+    """A host's wiring: NUMA nodes, PCIe tree, devices, distances, paths, NVLinks, warnings."""
+    return Group(*_parts(topology))
 
 
 def _parts(topology: Topology) -> Iterator[RenderableType]:
