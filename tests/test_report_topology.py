@@ -60,7 +60,7 @@ def test_an_unknown_numa_node_is_said_with_its_reason() -> None:
 def test_a_wide_matrix_is_cut_into_blocks_that_keep_every_path() -> None:
     """No class is lost or broken: the cells of all blocks are the paths."""
     topology = hgx()
-    for width in (40, 80, 300):
+    for width in (60, 80, 300):
         shown = matrix(topology, width)
         cells = [c for line in shown.splitlines() if "GPU" in line for c in line.split()]
         assert cells.count("NV18") == 42

@@ -63,9 +63,7 @@ class _Matrix:
 
 
 def path_matrix(topology: Topology) -> Iterator[RenderableType]:
-    """
-    The matrix of GPUs and NICs, with columns in nvidia-smi's order and spelling, and its legends.
-    """
+    """The matrix of GPUs and NICs, columns as nvidia-smi orders and spells them, and legends."""
     gpus = [g for g in topology.gpus if not g.is_slice]
     ends = [*(g.name for g in gpus), *(f"nic:{n.name}" for n in topology.nics)]
     if not gpus:
