@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fake_nvml import LOST, NO_PERMISSION, NOT_SUPPORTED, FakeNvml, Refusal, gpu, links, mask
+from gpu_witnesses import against_nccl, against_smi
 from made_machine import GPU, Eight, add_cpus, add_node, add_pci, write
 from topobench.agents.discover import NvmlFacts, discover, read_nvml
 from topobench.agents.discover.cuda_order import cuda_indices
@@ -320,6 +321,8 @@ def test_replay_of_two_h200_in_a_guest(tmp_path: Path) -> None:
     to_host = between(found, "gpu:0", "numa:0")
     assert (to_host.smi, to_host.bottleneck) == ("PHB", "pci:0000:00:06.0")
     assert (found.machine.driver, found.machine.cuda) == ("580.159.04", "13.0")
+    assert against_smi(found, (H200X2 / "smi_topo.txt").read_text()) == (7, [])
+    assert against_nccl(found, (H200X2 / "nccl_2.28.9_topo_dump.xml").read_text()) == (4, [])
 
 
 def test_nvml_answers_survive_a_capture(root: Path) -> None:
