@@ -215,6 +215,17 @@ def test_a_crowded_host_is_told() -> None:
     assert codes(host(load_1m=[9.0, 14.0], cpu_count=8)) == []
 
 
+def test_errors_of_networks_are_told_where_ranks_talk() -> None:
+    lossy = host(counted={"tcp_sent_segments": 10_000, "tcp_resent_segments": 400})
+    lossy["nics"] = {"mlx5_0/1": {"sent_bytes": 9, "out_of_sequence": 3}, "eth0": {"sent_bytes": 1}}
+    gang = replace(cell(), ranks=2)
+    assert [str(f) for f in validity.findings(lossy, gang, NOWHERE)] == [
+        "tcp_resent: 400 of 10000 TCP segments were sent again",
+        "nic_errors: mlx5_0/1: 3 out_of_sequence",
+    ]
+    assert codes(lossy) == []
+
+
 def test_a_step_of_the_wall_clock_is_told_once() -> None:
     assert codes(host(clock_step_seconds=-3600.0)) == [("clock_step", False)]
     warned = replace(

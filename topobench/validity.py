@@ -31,7 +31,18 @@ HELD_BACK_INVALID = 0.01
 """Share of a run for which a control group's cpu.max held threads back."""
 LOAD_WARNED = 1.5
 """Threads that want to run for each CPU; our own workers never ask for more than one."""
+RESENT_WARNED, RESENT_LEAST = 0.01, 100
+"""Share and number of TCP segments sent again."""
+NIC_ERRORS = frozenset(
+    {
+        *("received_errors", "sent_errors", "received_drops", "sent_drops"),
+        *("port_rcv_errors", "port_xmit_discards", "symbol_error", "link_downed"),
+        *("link_error_recovery", "local_link_integrity_errors", "local_ack_timeout_err"),
+        *("out_of_sequence", "packet_seq_err", "rnr_nak_retry_err"),
+    }
+)
 UNOWNED_BYTES = 1 << 30
+"""Memory that nobody owns: less may be the driver's own."""
 LINK_READINGS = 2
 """Fewest readings under load by which a link is judged."""
 CLOCK_STEP_SECONDS = 0.25
@@ -75,6 +86,8 @@ def findings(conditions: Conditions, cell: Cell, topology: Topology) -> list[Fin
     if host := conditions.get("host"):
         seconds = (conditions.get("monitor") or {}).get("seconds")
         found += [*_steal(host), *_held_back(host, cell, seconds), *_load(host), *_clock(host)]
+        if cell.ranks > 1:
+            found += _network(host, conditions.get("nics") or {})
     return sorted(found, key=lambda f: f.status is None)
 
 
@@ -87,15 +100,15 @@ def judge(run: Run, cell: Cell, topology: Topology) -> Run:
     found = findings(run.conditions, cell, topology)
     known = {w.partition(":")[0] for w in run.warnings}
     warnings = [str(f) for f in found if f.status is None and f.code not in known]
-    if run.status in MEASURED:
-        run = _without_throttled(run, cell, topology)
-    elif lost := [f for f in found if f.code == ReasonCode.GPU_LOST]:
-        warnings += map(str, lost)
-    fatal = next((f for f in found if f.status is not None), None)
-    if fatal is not None and fatal.status is not None and run.status in MEASURED:
-        reason = Reason(ReasonCode(fatal.code), fatal.text)
-        run = replace(run, status=fatal.status, reason=reason)
     warnings += _cap_warnings(run.conditions, cell, topology)
+    grave = [f for f in found if f.status is not None]
+    if run.status not in MEASURED:
+        warnings += map(str, grave)  # it failed by itself; these may be why
+    elif grave:
+        reason = Reason(ReasonCode(grave[0].code), grave[0].text)
+        run = replace(run, status=grave[0].status or run.status, reason=reason)
+    else:
+        run = _without_throttled(run, cell, topology)
     return replace(
         run,
         readings=tuple(replace(r, times=()) for r in run.readings),
@@ -231,6 +244,19 @@ def _held_back(host: Conditions, cell: Cell, seconds: float | None) -> Iterator[
     if quota is not None and quota < threads:
         text = f"the control group grants {quota:g} CPUs for {threads} threads"
         yield Finding("cpu_quota_below_threads", text)
+
+
+def _network(host: Conditions, nics: Conditions) -> Iterator[Finding]:
+    """Errors on the way between ranks; of the whole host, whoever caused them."""
+    counted = host.get("counted") or {}
+    sent, resent = (counted.get(f"tcp_{k}_segments", 0) for k in ("sent", "resent"))
+    if resent > RESENT_WARNED * sent and resent >= RESENT_LEAST:
+        yield Finding("tcp_resent", f"{resent:.0f} of {sent:.0f} TCP segments were sent again")
+    for name, counts in nics.items():
+        errors = {k: v for k, v in counts.items() if v and k in NIC_ERRORS}
+        if errors:
+            told = ", ".join(f"{v} {k}" for k, v in errors.items())
+            yield Finding("nic_errors", f"{name}: {told}")
 
 
 def _clock(host: Conditions) -> Iterator[Finding]:

@@ -19,7 +19,6 @@ _FINAL = frozenset({3, 13})  # not supported, function not found: will not chang
 _VALUE_KINDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _SM, _MEMORY = 1, 2
 _MOST_LINKS = 36
-_KIB = 1024
 
 # Field ids of nvml.h.
 _DEVICE_FIELDS = {
@@ -30,11 +29,26 @@ _DEVICE_FIELDS = {
     "hw_thermal_slowdown_nanoseconds": 270,
     "hw_power_brake_nanoseconds": 271,
 }
-_LINK_BYTES = (
-    {"sent_bytes": (138, _KIB), "received_bytes": (139, _KIB)},
-    {"sent_bytes": (202, 1), "received_bytes": (204, 1)},  # newer GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class _LinkField:
+    """A counter of one NVLink; ``scale`` makes bytes of what is counted in KiB."""
+
+    id: int
+    name: str
+    scale: int = 1
+
+
+_LINK_FIELDS = (
+    _LinkField(138, "sent_bytes", 1024),
+    _LinkField(139, "received_bytes", 1024),
+    _LinkField(202, "sent_bytes"),  # newer GPUs
+    _LinkField(204, "received_bytes"),
+    _LinkField(161, "replay_count"),
+    _LinkField(162, "recovery_count"),
+    _LinkField(163, "crc_error_count"),
 )
-_LINK_ERRORS = {"replay_count": 161, "recovery_count": 162, "crc_error_count": 163}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +135,7 @@ class GpuReader:
         self.lost = False
         self._final: set[str] = set()
         self._links: tuple[int, ...] | None = None
+        self._link_fields: tuple[_LinkField, ...] = _LINK_FIELDS
         self._handle: Any = None
         if session.error is not None:
             return
@@ -191,20 +206,16 @@ class GpuReader:
     def link_counters(self) -> dict[int, dict[str, int]]:
         """Bytes and errors of each active NVLink since some start."""
         links = self._active_links()
-        names = [*_LINK_BYTES[0], *_LINK_BYTES[1], *_LINK_ERRORS]
-        scales = [scale for kind in _LINK_BYTES for _, scale in kind.values()]
-        ids = [i for kind in _LINK_BYTES for i, _ in kind.values()] + [*_LINK_ERRORS.values()]
-        scales += [1] * len(_LINK_ERRORS)
-        wanted = [(i, link) for link in links for i in ids]
-        values = iter(self._fields("nvlink_counters", wanted) if wanted else [])
-        found: dict[int, dict[str, int]] = {}
-        for link in links:
-            own = found[link] = {}
-            for name, scale in zip(names, scales, strict=True):
-                value = next(values)
-                if value is not None:
-                    own.setdefault(name, int(value) * scale)
-            if "sent_bytes" not in own and "nvlink_counters" not in self.unavailable:
+        wanted = [(field, link) for link in links for field in self._link_fields]
+        values = self._fields("nvlink_counters", [(f.id, link) for f, link in wanted])
+        found: dict[int, dict[str, int]] = {link: {} for link in links}
+        for (field, link), value in zip(wanted, values, strict=True):
+            if value is not None:
+                found[link].setdefault(field.name, int(value) * field.scale)
+        if links and "nvlink_counters" not in self.unavailable:
+            told = {f for (f, _), v in zip(wanted, values, strict=True) if v is not None}
+            self._link_fields = tuple(f for f in self._link_fields if f in told)
+            if not any(f.name == "sent_bytes" for f in told):
                 self.unavailable["nvlink_bytes"] = "this GPU does not count them"
         return found
 
@@ -242,6 +253,8 @@ class GpuReader:
         return self._links
 
     def _fields(self, label: str, wanted: Sequence[tuple[int, int]]) -> list[float | None]:
+        if not wanted:
+            return []
         values = self._ask(label, "DeviceGetFieldValues", list(wanted))
         if values is None:
             return [None] * len(wanted)
