@@ -156,17 +156,20 @@ def test_library_of_the_modules_version_is_ok(tmp_path: Path) -> None:
         (
             "2.13.0+cpu",
             "12.8",
-            "/opt/py/bin/python -m pip install --force-reinstall torch "
-            "--index-url https://download.pytorch.org/whl/cu128",
-            "/opt/py/bin/python -m pip install --force-reinstall torch==2.13.0+cpu "
-            "--index-url https://download.pytorch.org/whl/cpu",
+            "/opt/py/bin/python -m pip install --force-reinstall torch==2.10.0",
+            "/opt/py/bin/python -m pip install --force-reinstall torch==2.13.0+cpu",
         ),
         (
             "2.13.0",
             "12.4",
-            "/opt/py/bin/python -m pip install --force-reinstall torch "
-            "--index-url https://download.pytorch.org/whl/cu126",
+            "/opt/py/bin/python -m pip install --force-reinstall torch==2.10.0",
             "/opt/py/bin/python -m pip install --force-reinstall torch==2.13.0",
+        ),
+        (
+            "2.13.0+cpu",
+            "13.0",
+            "/opt/py/bin/python -m pip install --force-reinstall torch==2.13.0",
+            "/opt/py/bin/python -m pip install --force-reinstall torch==2.13.0+cpu",
         ),
         ("2.13.0+cu130", "13.0", None, None),
         ("2.13.0+cu126", "11.4", None, None),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,15 +15,12 @@ from topobench.report.figures import UNKNOWN
 from topobench.report.safe import clean, command
 from topobench.report.sheet import Column, Prose, Sheet, facts
 from topobench.report.words import MOST_NAMES, count, some_names, warning_text
+from topobench.torch_builds import mending_line
 from topobench.units import format_bytes
 
 Host = Mapping[str, Any]
 
 MOST_ROWS = 20
-
-_TORCH_INDEX = "https://download.pytorch.org/whl"
-_TORCH_BUILDS = (((13, 0), "cu130"), ((12, 8), "cu128"), ((12, 0), "cu126"))
-"""Least CUDA version of the driver -> newest build of torch that runs on it."""
 
 
 def hosts_section(
@@ -228,12 +224,6 @@ def _torch_boxes(hosts: Sequence[Host]) -> Iterator[RenderableType]:
 
 def _torch_mend(host: Host, cuda: str) -> str:
     """The line that installs a torch for the driver; the doctor where none is known."""
-    build = next((build for least, build in _TORCH_BUILDS if _version(cuda) >= least), None)
-    if build is None or str(host["facts"].get("torch")).endswith(f"+{build}"):
-        return "topobench doctor"
-    python = shlex.quote(host["facts"].get("interpreter") or "python3")
-    return f"{python} -m pip install --force-reinstall torch --index-url {_TORCH_INDEX}/{build}"
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(p) for p in text.split(".") if p.isdigit())
+    facts = host["facts"]
+    python = facts.get("interpreter") or "python3"
+    return mending_line(python, cuda, facts.get("torch")) or "topobench doctor"

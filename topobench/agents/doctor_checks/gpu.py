@@ -19,6 +19,7 @@ from topobench.agents.doctor_checks.common import (
 )
 from topobench.errors import DiscoveryError
 from topobench.topology import Gpu, PciDevice
+from topobench.torch_builds import mending_line
 
 _LIBRARY_FOLDERS = (
     "/usr/local/nvidia/lib64",
@@ -29,9 +30,6 @@ _LIBRARY_FOLDERS = (
     "/usr/lib",
     "/usr/lib/wsl/lib",
 )
-_TORCH_INDEX = "https://download.pytorch.org/whl"
-_TORCH_BUILDS = (((13, 0), "cu130"), ((12, 8), "cu128"), ((12, 0), "cu126"))
-"""Least CUDA version of the driver -> newest build of torch that runs on it."""
 
 
 def _gpu_functions(subject: Subject) -> list[PciDevice]:
@@ -141,20 +139,10 @@ def torch(subject: Subject) -> Outcome:
     if facts.torch_error is None:
         return ok(facts.torch)
     found = facts.torch_error
-    build = _torch_build(subject.topology.machine.cuda)
-    if build is None or facts.torch.endswith(f"+{build}"):
+    fix = mending_line(facts.interpreter, subject.topology.machine.cuda, facts.torch)
+    if fix is None:
         return error(found, note="install a newer driver, or see what holds the GPUs")
-    reinstall = f"{pip} install --force-reinstall {{}} --index-url {_TORCH_INDEX}/{{}}"
-    before = facts.torch.partition("+")[2]
-    undo = reinstall.format(f"torch=={facts.torch}", before) if before else None
-    undo = undo or f"{pip} install --force-reinstall torch=={facts.torch}"
-    return error(found, reinstall.format("torch", build), undo)
-
-
-def _torch_build(cuda: str | None) -> str | None:
-    match = re.match(r"(\d+)\.(\d+)", cuda or "")
-    version = (int(match[1]), int(match[2])) if match else (0, 0)
-    return next((build for least, build in _TORCH_BUILDS if version >= least), None)
+    return error(found, fix, f"{pip} install --force-reinstall torch=={facts.torch}")
 
 
 def _smi(subject: Subject, what: str, *fields: str) -> list[list[str]]:
