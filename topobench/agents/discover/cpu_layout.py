@@ -23,6 +23,7 @@ _MEASURES = (("cpu_capacity", "capacity {}", 1), ("cpufreq/base_frequency", "bas
 """What tells kinds apart where the kernel has no names for them: file, name, divisor."""
 
 _Online = tuple[int, ...] | None
+_CacheKind = tuple[int, str, int]
 
 
 def read_groups(tree: Tree, online: _Online) -> tuple[CpuGroups, ...]:
@@ -75,25 +76,28 @@ def read_caches(tree: Tree, online: _Online) -> tuple[Caches, ...]:
     """Caches by level, type and size; each is read once, by the first of its CPUs."""
     if not online:
         return ()
-    indices = tree.numbered(f"{_CPU}/cpu{online[0]}/cache", "index")
-    found: dict[tuple[int, str, int], list[str]] = {}
-    for index in indices:
+    found: dict[_CacheKind, list[str]] = {}
+    for index in tree.numbered(f"{_CPU}/cpu{online[0]}/cache", "index"):
         seen: set[int] = set()
+        kinds: dict[str, _CacheKind | None] = {}
         for cpu in online:
             if cpu not in seen:
                 base = f"{_CPU}/cpu{cpu}/cache/index{index}"
                 shared = _listed(tree, f"{base}/shared_cpu_list", f"{base}/shared_cpu_map")
                 members = set(shared or ()).intersection(online) | {cpu}
                 seen |= members
-                kind = _cache_kind(tree, base)
-                if kind:
+                size = tree.text(f"{base}/size") or ""
+                if size not in kinds:  # caches of one index and size are alike
+                    kinds[size] = _cache_kind(tree, base, size)
+                if kind := kinds[size]:
                     found.setdefault(kind, []).append(format_cpu_list(members))
     return tuple(Caches(*kind, tuple(sets)) for kind, sets in sorted(found.items()))
 
 
-def _cache_kind(tree: Tree, base: str) -> tuple[int, str, int] | None:
+def _cache_kind(tree: Tree, base: str, size: str) -> _CacheKind | None:
+    """Level, type and bytes."""
     level = tree.integer(f"{base}/level")
-    match = re.fullmatch(r"(\d+)([KMG]?)", tree.text(f"{base}/size") or "")
+    match = re.fullmatch(r"(\d+)([KMG]?)", size)
     if level is None or not match:
         return None
     kind = (tree.text(f"{base}/type") or "unified").lower()

@@ -55,7 +55,7 @@ class Tree:
 
     def path(self, name: str) -> str:
         """Absolute path of ``name`` ("sys/bus/pci")."""
-        return os.path.join(self.root, name)
+        return f"/{name}" if self.root == "/" else f"{self.root}/{name}"
 
     def read(self, name: str, limit: int = _LARGEST) -> bytes | None:
         """Content of a file; its last path component may not be a link."""
@@ -133,14 +133,28 @@ class Tree:
             target = ""
         if target.startswith("/"):
             path = self.path(target.lstrip("/"))
-        real = os.path.realpath(path)
+        real = _real_path(path)
         prefix = self.root.rstrip("/") + "/"
-        return real[len(prefix) :] if real.startswith(prefix) and os.path.exists(real) else None
+        return real[len(prefix) :] if real and real.startswith(prefix) else None
 
     def numbered(self, name: str, prefix: str) -> tuple[int, ...]:
         """Numbers N of the entries ``<prefix>N`` of a directory, ascending."""
         found = (re.fullmatch(rf"{prefix}(\d+)", n) for n in self.names(name))
         return tuple(sorted(int(m[1]) for m in found if m))
+
+
+def _real_path(path: str) -> str | None:
+    """Path without links, or None if there is nothing; the kernel is asked, as it is fastest."""
+    try:
+        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.readlink(f"/proc/self/fd/{handle}")
+    except OSError:  # no procfs is mounted
+        return os.path.realpath(path)
+    finally:
+        os.close(handle)
 
 
 def cpu_list(cpus: tuple[int, ...] | None) -> str | None:
