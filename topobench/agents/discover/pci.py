@@ -137,10 +137,12 @@ def read_pci(
 def _read(tree: Tree, name: str) -> Function | None:
     """A function, or None if it is not worth showing."""
     address = normalise_address(name)
-    pci_class = tree.text(f"{_DEVICES}/{name}/class") or "0x000000"
-    vendor = tree.text(f"{_DEVICES}/{name}/vendor") or "0x0000"
-    folder = tree.resolve(f"{_DEVICES}/{name}") if _interesting(pci_class, vendor) else None
+    folder = tree.resolve(f"{_DEVICES}/{name}")
     if address is None or folder is None:
+        return None
+    pci_class = tree.text(f"{folder}/class") or "0x000000"
+    vendor = tree.text(f"{folder}/vendor") or "0x0000"
+    if not _interesting(pci_class, vendor):
         return None
     parts = folder.split("/")
     above = (normalise_address(p) for p in parts[:-1])
