@@ -18,13 +18,6 @@ from topobench.topology import (
 )
 
 _NODE = "sys/devices/system/node"
-_MEASURES = {
-    "read_bandwidth": 1e6,
-    "write_bandwidth": 1e6,
-    "read_latency": 1e-9,
-    "write_latency": 1e-9,
-}
-"""Files of an access class -> their unit in B/s or seconds; 0 is "not told"."""
 _LOCAL = 10
 """Distance of a node to itself, by definition."""
 
@@ -109,15 +102,14 @@ def _access(tree: Tree, node: int) -> MemoryAccess | None:
     for access in (1, 0):
         base = f"{_NODE}/node{node}/access{access}/initiators"
         initiators = tree.numbered(base, "node")
-        numbers = {name: tree.integer(f"{base}/{name}") for name in _MEASURES}
-        if initiators or any(numbers.values()):
-            rates = {n: v * _MEASURES[n] if v else None for n, v in numbers.items()}
+        rates = [tree.integer(f"{base}/{way}_bandwidth") for way in ("read", "write")]
+        delays = [tree.integer(f"{base}/{way}_latency") for way in ("read", "write")]
+        if initiators or any(rates) or any(delays):
+            # MB/s and nanoseconds; 0 is "not told"
             return MemoryAccess(
                 initiators,
-                read_bytes_per_second=rates["read_bandwidth"],
-                write_bytes_per_second=rates["write_bandwidth"],
-                read_latency_seconds=rates["read_latency"],
-                write_latency_seconds=rates["write_latency"],
+                *(rate * 1e6 if rate else None for rate in rates),
+                *(delay / 1e9 if delay else None for delay in delays),
             )
     return None
 
