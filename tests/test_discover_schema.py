@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 import typing
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,17 @@ def test_values_of_a_wrong_type_are_value_errors(small: dict[str, Any]) -> None:
                 Topology.from_json(document)
             except ValueError:
                 continue
+
+
+def test_every_warning_is_documented() -> None:
+    """Codes that discovery and the paths give, against the table of the documentation."""
+    root = Path(__file__).parents[1]
+    sources = [*(root / "topobench/agents/discover").glob("*.py"), root / "topobench/paths.py"]
+    given = {
+        code
+        for source in sources
+        for code in re.findall(r'TopologyWarning\(\s*"(\w+)"', source.read_text())
+    }
+    table = (root / "docs/topology.md").read_text().rpartition("## Warnings")[2]
+    rows = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    assert {code for row in rows for code in re.findall(r"`(\w+)`", row)} == given
