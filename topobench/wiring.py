@@ -84,10 +84,10 @@ def _completed(kind: str, topology: Topology) -> Topology:
     if kind == "json":
         return topology
     topology = replace(topology, taken_at=utc_now())
-    if kind == "smi":
-        return topology
-    found = find_paths(topology)
-    topology = replace(topology, paths=found.paths, warnings=(*topology.warnings, *found.warnings))
+    if kind != "smi":  # whose text is nothing but paths
+        found = find_paths(topology)
+        paths = found.paths if kind != "nccl" else _without_ports(topology, found.paths)
+        topology = replace(topology, paths=paths, warnings=(*topology.warnings, *found.warnings))
     return replace(topology, fingerprints=fingerprints(topology))
 
 
