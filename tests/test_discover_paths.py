@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,12 @@ import pytest
 from fake_nvml import FakeNvml, Refusal, fields, gpu, links
 from made_machine import GPU, NIC, Eight, add_cpus, add_pci, add_rdma
 from topobench.agents.discover import discover, read_nvml
+from topobench.importers.hwloc_xml import parse
+from topobench.paths import find_paths
 from topobench.topology import Path as TopologyPath
 from topobench.topology import Topology
+
+DGX2 = Path(__file__).parents[2] / "shared/topodata/hwloc_xml/nvidiaDGX2.xml"
 
 GEN3_X16 = ("8.0 GT/s PCIe", "16", "8.0 GT/s PCIe", "16")
 GEN4_X8 = ("16.0 GT/s PCIe", "8", "16.0 GT/s PCIe", "8")
@@ -202,3 +207,18 @@ def test_lost_gpu_has_paths_by_pci(tmp_path: Path) -> None:
     answers[1] = Refusal(15)
     found = discover(tmp_path, nvml=read_nvml(FakeNvml(answers)))
     assert between(found, "gpu:0", "gpu:1").smi == "PIX"
+
+
+@pytest.mark.skipif(not DGX2.exists(), reason=f"no recorded machine {DGX2}")
+def test_dgx_2_has_the_classes_that_nvidia_smi_prints() -> None:
+    """Switches in two levels: pairs behind one of the inner ones, four behind an outer one."""
+    topology = parse(DGX2.read_text())
+    found = {(p.a, p.b): p for p in find_paths(topology).paths}
+    pairs = [found["gpu:0", f"gpu:{n}"] for n in range(1, 16)]
+    assert [p.smi_pcie for p in pairs] == ["PIX", "PXB", "PXB"] + ["NODE"] * 4 + ["SYS"] * 8
+    assert {p.smi for p in pairs} == {"NV6"}
+    assert {p.nccl for p in pairs} == {None}  # the file does not tell the GPUs' generation
+    gpus = tuple(replace(g, compute_capability="7.0") for g in topology.gpus)
+    found = {(p.a, p.b): p for p in find_paths(replace(topology, gpus=gpus)).paths}
+    pairs = [found["gpu:0", f"gpu:{n}"] for n in range(1, 16)]
+    assert {(p.nccl, p.nccl_bytes_per_second) for p in pairs} == {("NVL", 120e9)}

@@ -94,7 +94,7 @@ class _Finder:
         self.gpus = [g for g in topology.gpus if not g.is_slice]
         self.told = told
         denied = (pair for pair, said in told.items() if _denies(said.p2p))
-        self.nccl = compute(system_of(topology, denied))
+        self.nccl = compute(system_of(topology, denied)) if _rates_known(self.gpus) else {}
         self.warnings: list[TopologyWarning] = []
 
     def path(self, a: _End, b: _End) -> Path:
@@ -289,6 +289,11 @@ def _nvlink_ceiling(a: Gpu, b: Gpu, count: int) -> _Ceiling:
     links = [gpu.nvlink for gpu in (a, b) if gpu.nvlink and gpu.nvlink.active]
     rates = [n.bytes_per_second / n.active * count for n in links if n.bytes_per_second]
     return (min(rates), "nvlink") if len(rates) == 2 else (None, "nvlink")
+
+
+def _rates_known(gpus: Sequence[Gpu]) -> bool:
+    """Whether NCCL's figure for every NVLink is known: it goes by the GPU's generation."""
+    return all(g.compute_capability for g in gpus if g.nvlink and g.nvlink.active)
 
 
 def _denies(p2p: P2p | None) -> bool:
