@@ -89,18 +89,20 @@ def run_gang(
     fault: str = "",
     interface: str | None = None,
     devices: tuple[str, ...] = (),
+    probe: type[Any] = all_reduce.AllReduce,
 ) -> list[RankResult]:
     """
-    Run all-reduce cases in turn in real processes, one a rank; the results by rank.
+    Run cases in turn in real processes, one a rank; the results by rank.
 
     Args:
+        probe: Its class; the number of ranks is given to all-reduce.
         fault: Of the last rank; see :func:`_break`.
     """
     addresses, results = SERVER.Queue(), SERVER.Queue()
     workers = [
         SERVER.Process(
             target=_rank,
-            args=(r, ranks, cases, fault, interface, devices, addresses, results),
+            args=(probe, r, ranks, cases, fault, interface, devices, addresses, results),
             daemon=True,
         )
         for r in range(ranks)
@@ -124,6 +126,7 @@ def run_gang(
 
 
 def _rank(
+    probe: type[Any],
     rank: int,
     ranks: int,
     cases: Sequence[Mapping[str, Any]],
@@ -152,9 +155,9 @@ def _rank(
         _break(fault)
     outcomes: list[Any] = []
     for case in cases:
-        probe = all_reduce.AllReduce(**{"ranks": ranks, **case})
+        made = probe(**{**({"ranks": ranks} if probe is all_reduce.AllReduce else {}), **case})
         try:
-            outcomes.append(to_json(measure(probe, context)))
+            outcomes.append(to_json(measure(made, context)))
         except ProbeError as error:
             outcomes.append((type(error).__name__, error.code, error.text))
     told = (listener.notes, listener.warnings, listener.buffers, listener.published)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from probing import Listener, measure
-from topobench.errors import ProbeError, ResultInvalid
+from probing import Listener, measure, run_gang
+from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
 from topobench.probes import cuda
 from topobench.probes.host_to_device import CHUNKS_MAX, POOL_BYTES, Copies, HostToDevice
-from topobench.probes.timing import QueueTimer, behind_spin
+from topobench.probes.timing import QueueTimer, behind_spin, mark_overhead
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = [
@@ -142,6 +142,65 @@ def test_enqueueing_while_the_spin_holds_the_queue_is_noticed_as_such() -> None:
     assert timer is not None
     assert timer.count == 64
     assert 0 < timer.sample() < 100e-6
+
+
+def test_a_graph_replays_every_operation_and_costs_less_to_enqueue() -> None:
+    queue = cuda.CudaQueue(torch)
+    value = torch.zeros(16, device="cuda")
+
+    def enqueue(count: int) -> None:
+        for _ in range(count):
+            value.add_(1)
+
+    replay = cuda.captured(torch, enqueue, 50)
+    before = float(value[0])
+    replay(3)
+    queue.wait()
+    assert float(value[0]) == before + 150
+    loose, graphed = QueueTimer.fit(queue, enqueue, 50), QueueTimer.fit(queue, replay, 4)
+    assert loose is not None
+    assert graphed is not None
+    assert 0 < graphed.sample() / 50 < 2 * loose.sample()
+
+
+def test_two_marks_with_nothing_between_them_read_little() -> None:
+    overhead = mark_overhead(cuda.CudaQueue(torch))
+    assert overhead is not None
+    assert 0 <= overhead < 50e-6
+
+
+def test_pools_that_do_not_fit_are_skipped_with_the_amounts() -> None:
+    listener = Listener()
+    context = listener.context(devices=("GPU-0",), deadline_seconds=60.0)
+    hog = torch.empty(torch.cuda.mem_get_info()[0] - 128 * MIB, dtype=torch.uint8, device="cuda")
+    try:
+        with pytest.raises(
+            ProbeUnavailable,
+            match=r"not_enough_memory: 512 MiB of device memory asked for, .*MiB free",
+        ):
+            measure(HostToDevice(bytes=MIB), context)
+    finally:
+        del hog
+        torch.cuda.empty_cache()
+    assert measure(HostToDevice(bytes=MIB), context)
+
+
+@pytest.mark.parametrize("direction", ["h2d", "both"])
+def test_ranks_copy_at_once_and_share_what_one_gpu_has(direction: str) -> None:
+    """Two ranks of one GPU: together they get its link, and each about half of it."""
+    cases = [{"bytes": 16 * MIB, "direction": direction, "at_once": "all"}]
+    devices = tuple(f"GPU-{i}" for i in range(max(2, torch.cuda.device_count())))
+    first, *_ = run_gang(len(devices), cases, devices=devices, probe=HostToDevice)
+    (readings,) = first.outcomes
+    found = {(r["metric"], r["point"].get("rank")): r["summary"]["median"] for r in readings}
+    ranks = range(len(devices))
+    alone = figures(16 * MIB, direction)[0][QUEUED].median
+    for metric in (QUEUED, PER_CALL):
+        parts = [found[metric, rank] for rank in ranks]
+        assert found[metric, None] == pytest.approx(sum(parts), rel=0.1)
+        assert {r["point"]["device"] for r in readings if r["point"]} == set(devices)
+    assert found[QUEUED, None] < len(devices) * alone * (1 + NOISE)
+    assert found[QUEUED, None] > 0.7 * alone
 
 
 def test_too_large_a_pool_is_out_of_memory_by_our_name() -> None:

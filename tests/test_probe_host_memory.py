@@ -47,7 +47,7 @@ def test_bytes_are_counted_as_stream_does(monkeypatch: pytest.MonkeyPatch) -> No
 def test_triad_computes_a_triad() -> None:
     rng = np.random.default_rng(1)
     a, b, c = np.zeros(1000), rng.integers(0, 99, 1000) * 1.0, rng.integers(0, 99, 1000) * 1.0
-    with host_memory._step("triad") as step:
+    with host_memory.step_of("triad") as step:
         step([a, b, c])
     assert np.array_equal(a, b + 3 * c)
 
@@ -75,7 +75,7 @@ def test_one_wrong_element_is_found(op: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_an_untouched_target_is_found() -> None:
     """A copy that did nothing leaves the poison, which equals nothing."""
     with pytest.raises(ResultInvalid, match="100 of 100 elements"):
-        host_memory._check([np.full(100, np.nan), np.zeros(100)])
+        host_memory.check([np.full(100, np.nan), np.zeros(100)])
 
 
 def test_latency_walks_every_line_of_one_cycle() -> None:

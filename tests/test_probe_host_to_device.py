@@ -47,7 +47,7 @@ class CpuCopies(Copies):
     """The walk over the pools with both sides in host memory; only the stream is missing."""
 
     def __init__(self, source: torch.Tensor, chunk: int) -> None:
-        way = Way(source, torch.empty_like(source), to_device=True)
+        way = Way(source, torch.full_like(source, 0xA5), True, source.clone())
         self.ways, self.chunk, self.done = [way], chunk, 0
         self._torch, self._side = _Synchronous, None
         self._walks = [

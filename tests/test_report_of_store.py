@@ -85,7 +85,7 @@ def test_a_stored_sweep_fits_its_schema_and_is_drawn_whole(tmp_path: Path) -> No
     assert errors("probe", wrap("probe", document)) == []
     shown = printed(render_sweep(document))
     assert "HOST\n" in shown
-    assert "GPU 7" in shown
+    assert "GPU 0-7" in shown
     assert "INVALID host_to_device" in shown
     assert "raw, not to be used: bandwidth 7.7" in shown
     assert "FAILED host_to_device" in shown

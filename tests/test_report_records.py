@@ -49,6 +49,20 @@ def test_a_reading_of_several_nights_keeps_its_own_interval() -> None:
     assert figure.spread == pytest.approx(0.02)
 
 
+def test_the_parts_of_gpus_stand_beside_their_sum() -> None:
+    keys = [gpu_uuid("gpu01", i) for i in range(2)]
+    parts = [
+        reading(RATE, v, point={"rank": i, "device": keys[i]}) for i, v in enumerate((3e9, 1e9))
+    ]
+    made = cell("p", [*rates(4e9), *parts], devices=keys, ranks=2)
+    found = records([made], Places.of([host(gpus=2)]))
+    assert {r.dimensions["on"]: r.figure.median for r in found} == {
+        "GPU 0-1": 4e9,
+        "GPU 0": 3e9,
+        "GPU 1": 1e9,
+    }
+
+
 def test_only_measured_cells_become_figures() -> None:
     bad = [
         cell("p", rates(1e9), status=s, reason="busy: x")

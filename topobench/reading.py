@@ -106,6 +106,7 @@ class ReasonCode(enum.StrEnum):
     MIG = "mig"
     UNSUPPORTED = "unsupported"
     NOT_ENOUGH_MEMORY = "not_enough_memory"
+    NOT_ENOUGH_DISK = "not_enough_disk"
     NOT_SELECTED = "not_selected"
     OVER_BUDGET = "over_budget"
     EQUIVALENT_ARMS = "equivalent_arms"

@@ -13,6 +13,7 @@ from typing import Any
 
 from topobench.errors import ProbeError, ProbeUnavailable
 from topobench.probes.protocol import WorkerContext
+from topobench.probes.timing import Enqueue
 from topobench.reading import ReasonCode
 
 _CALIBRATION_CYCLES = 2_000_000
@@ -98,6 +99,35 @@ class CudaQueue:
     def wait(self) -> None:
         """Block until all streams of the device are idle."""
         self._torch.cuda.synchronize()
+
+
+def captured(torch: Any, enqueue: Enqueue, count: int) -> Enqueue:
+    """
+    The same operations as a CUDA graph: one launch replays ``count`` of them.
+
+    Everything runs once before, because a kernel's first use cannot be captured. The graph
+    keeps the addresses of the buffers it was made with.
+
+    Args:
+        enqueue: Must neither wait for the device nor use memory of the host that changes.
+
+    Returns:
+        Enqueues a number of replays, each of ``count`` operations.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        enqueue(count)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        enqueue(count)
+
+    def replay(times: int) -> None:
+        for _ in range(times):
+            graph.replay()
+
+    return replay
 
 
 @functools.cache

@@ -3,7 +3,7 @@ Host memory: copy and triad bandwidth, and the latency of dependent loads.
 
 One engine for each operation, the same on every host, so that figures compare: numpy's
 copy and torch's fused multiply-add, one call a thread and pass, which let all threads
-run at once (benchmarks/host_memory_bar.py holds them against STREAM in C). Latency
+run at once (benchmarks/versus_peers.py holds them against STREAM's loops in C). Latency
 needs compiled code: numba.
 """
 
@@ -161,55 +161,61 @@ def _read(path: Path) -> str | None:
 
 def _bandwidth(op: str, size: int, context: WorkerContext, budget: float) -> Reading:
     threads = context.binding.threads
-    arrays = [_pages(size) for _ in range(STREAMS[op])]
+    arrays = [pages(size) for _ in range(STREAMS[op])]
     share = len(arrays[0]) // threads
     slices = [[a[i * share : (i + 1) * share] for a in arrays] for i in range(threads)]
-    with _step(op) as step, Team(threads) as team:
+    with step_of(op) as step, Team(threads) as team:
 
         def everywhere(work: Callable[[Sequence[Any]], None]) -> float:
             return team.run([functools.partial(work, own) for own in slices])
 
-        everywhere(_fill)
+        everywhere(fill)
         for array in arrays:
             context.buffer_ready(array.ctypes.data, size)
         everywhere(step)
-        everywhere(_check)
-        everywhere(_poison)
+        everywhere(check)
+        everywhere(poison)
         timed = collect(
             lambda: everywhere(step),
             tolerance=stats.BANDWIDTH_TOLERANCE,
             budget_seconds=budget,
         )
-        everywhere(_check)
+        everywhere(check)
     context.note("bytes_convention", f"{STREAMS[op]} x array, write-allocate not counted")
     return timed.rates(BANDWIDTH.name, float(STREAMS[op] * size))
 
 
-def _pages(size: int) -> Any:
-    """A page-aligned array of doubles, untouched, on huge pages where the kernel gives them."""
+def pages(size: int) -> Any:
+    """
+    A page-aligned array of doubles, untouched, on huge pages where the kernel gives them.
+
+    Raises:
+        ProbeError: ``not_enough_memory``.
+    """
     import numpy as np
 
     try:
-        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise ProbeError(ReasonCode.NOT_ENOUGH_MEMORY, f"mmap of {size} bytes: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(pages, dtype=np.float64)
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapped, dtype=np.float64)
 
 
-def _fill(arrays: Sequence[Any]) -> None:
+def fill(arrays: Sequence[Any]) -> None:
     """First touch by the thread that works here: poison in the target, random sources."""
     import numpy as np
 
-    _poison(arrays)
+    poison(arrays)
     for source in arrays[1:]:
         np.random.default_rng().random(out=source)
         np.multiply(source, LARGEST, out=source)
         np.floor(source, out=source)
 
 
-def _poison(arrays: Sequence[Any]) -> None:
+def poison(arrays: Sequence[Any]) -> None:
+    """Make the target wrong throughout."""
     arrays[0].fill(float("nan"))
 
 
@@ -220,7 +226,7 @@ def _copy(arrays: Sequence[Any]) -> None:
 
 
 @contextlib.contextmanager
-def _step(op: str) -> Iterator[Callable[[Sequence[Any]], None]]:
+def step_of(op: str) -> Iterator[Callable[[Sequence[Any]], None]]:
     """The operation on one thread's slices, in one pass over memory."""
     if op == "copy":
         yield _copy
@@ -239,8 +245,13 @@ def _step(op: str) -> Iterator[Callable[[Sequence[Any]], None]]:
         torch.set_num_threads(before)
 
 
-def _check(arrays: Sequence[Any]) -> None:
-    """Compare every element with what the sources say, in cache-sized blocks."""
+def check(arrays: Sequence[Any]) -> None:
+    """
+    Compare every element with what the sources say, in cache-sized blocks.
+
+    Raises:
+        ResultInvalid: ``wrong_data``.
+    """
     import numpy as np
 
     target, *sources = arrays
@@ -352,7 +363,7 @@ def _cycle(size: int) -> tuple[Any, Any]:
     import numpy as np
 
     words = LINE_BYTES // 8
-    links = _pages(size).view(np.int64)
+    links = pages(size).view(np.int64)
     order = np.random.default_rng().permutation(len(links) // words) * words
     links[order] = np.roll(order, -1)
     return links, order

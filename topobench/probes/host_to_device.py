@@ -37,8 +37,6 @@ from topobench.units import format_bytes
 MIB, GIB = 1 << 20, 1 << 30
 POOL_BYTES = 256 * MIB
 BUDGET_SECONDS = 0.4
-SAMPLING_SECONDS = 0.25
-"""What sampling usually takes: narrow intervals end it before the budget."""
 CHUNKS_MAX = 1 << 16
 POISON = 0xA5
 LARGE_BYTES = 64 * MIB
@@ -125,9 +123,9 @@ class HostToDevice:
         pools = pool_bytes(self)
         own = [float(pools), float(torch.cuda.mem_get_info()[0]), float(available_bytes())]
         rows = group.gather(own) if group else [own]
-        needed, host = pools * len(rows), min(row[2] for row in rows)
-        device = min(row[1] for row in rows)
-        for what, asked, free in (("host", needed, host), ("device", pools, device)):
+        host, device = (min(row[i] for row in rows) for i in (2, 1))
+        # On the device lie the pools and, to compare with, as much again.
+        for what, asked, free in (("host", pools * len(rows), host), ("device", 2 * pools, device)):
             if asked > free:
                 raise ProbeUnavailable(
                     ReasonCode.NOT_ENOUGH_MEMORY,
@@ -135,10 +133,13 @@ class HostToDevice:
                 )
 
     def estimated_seconds(self) -> float:
-        """Making, filling and checking the pools, beside the samples."""
+        """As an H200 behind PCIe 5 took: pools and their checks, then samples of each figure."""
+        size, pools = self.bytes / GIB, pool_bytes(self) / GIB
         figures = 2 if self.memory == "pinned" else 1
-        together = self.bytes / GIB if self.at_once == "all" else 0.0  # laps are longer
-        return 0.1 + figures * (SAMPLING_SECONDS + together) + 0.6 * pool_bytes(self) / GIB
+        if self.at_once == "all":
+            return 0.15 + figures * (0.25 + 0.8 * size) + 0.6 * pools
+        slow = 0.0 if self.memory == "pinned" else 1.0 * size
+        return 0.1 + figures * (0.1 + 0.3 * size) + slow + 0.5 * pools
 
 
 def pool_bytes(probe: HostToDevice) -> int:
@@ -170,20 +171,32 @@ def _allocate(torch: Any, probe: HostToDevice) -> Copies:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One direction: a pool of chunks in host memory and one on the device."""
+    """
+    One direction: a pool of chunks in host memory and one on the device.
+
+    Args:
+        original: The random bytes as they were made, on the device, where comparing is fast.
+    """
 
     host: Any
     device: Any
     to_device: bool
+    original: Any
 
     @classmethod
     def make(cls, torch: Any, size: int, *, to_device: bool, pinned: bool) -> Way:
-        """Pools of ``size`` bytes, random in the source, every host page touched."""
-        host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned).fill_(POISON)
-        device = torch.empty(size, dtype=torch.uint8, device="cuda").random_(0, 256)
+        """Pools of ``size`` bytes, the target poisoned, every host page touched."""
+        host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        original = torch.empty(size, dtype=torch.uint8, device="cuda").random_(0, 256)
         if to_device:
-            host.copy_(device)
-        return cls(host, device, to_device)
+            host.copy_(original)
+            return cls(host, torch.full_like(original, POISON), True, original)
+        return cls(host.fill_(POISON), original, False, original)
+
+    def arrived(self, count: int) -> Any:
+        """The first bytes of the target, on the device."""
+        target = self.target[:count]
+        return target if self.to_device else target.to(self.device.device)
 
     @property
     def source(self) -> Any:
@@ -266,7 +279,6 @@ class Copies:
 
     def verify(self) -> None:
         """Copy everything once and check it; leaves the targets poisoned for the timed copies."""
-        self._poison()
         self.enqueue(self.chunks)
         self.check()
         self._poison()
@@ -281,9 +293,9 @@ class Copies:
         self._torch.cuda.synchronize()
         covered = min(self.done, self.chunks) * self.chunk
         for way in self.ways:
-            source, target = (x[:covered].cpu() for x in (way.source, way.target))
-            if not self._torch.equal(source, target):
-                wrong = int((source != target).sum())
+            arrived, original = way.arrived(covered), way.original[:covered]
+            if not self._torch.equal(arrived, original):
+                wrong = int((arrived != original).sum())
                 name = "host to device" if way.to_device else "device to host"
                 raise ResultInvalid(
                     ReasonCode.WRONG_DATA, f"{wrong} of {covered} bytes are wrong, {name}"

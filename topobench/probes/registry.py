@@ -19,6 +19,7 @@ from topobench.reading import Metric
 PROBES = {
     "host_memory": "topobench.probes.host_memory:HostMemory",
     "host_to_device": "topobench.probes.host_to_device:HostToDevice",
+    "weight_load": "topobench.probes.weight_load:WeightLoad",
     "all_reduce": "topobench.probes.all_reduce:AllReduce",
 }
 

@@ -141,6 +141,8 @@ def records(cells: Sequence[Mapping[str, Any]], places: Places) -> list[Record]:
         fixed = _dimensions(cell, matrix, places)
         for reading in _totals(cell["readings"]):
             place = {**reading["point"], **fixed}
+            if device := reading["point"].get("device"):
+                place = {**fixed, UNIT: places.unit({**cell, "devices": [device]})}
             pools[reading["metric"], tuple(place.items())].append(reading)
     return [Record(metric, dict(key), pooled(found)) for (metric, key), found in pools.items()]
 
@@ -167,13 +169,14 @@ def _single(reading: Mapping[str, Any], middle: float, n: int) -> Figure:
 
 
 def _totals(readings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Results with a number; parts (of each rank) only where there is no whole."""
+    """Results with a number; parts of each rank only where there is no whole, of GPUs always."""
     known = [r for r in readings if r["median"] is not None]
     whole = {r["metric"] for r in known if not r["point"]}
     return [
         r
         for r in known
-        if (not r["point"] or r["metric"] not in whole) and r["metric"] not in PROOFS
+        if (not r["point"] or "device" in r["point"] or r["metric"] not in whole)
+        and r["metric"] not in PROOFS
     ]
 
 

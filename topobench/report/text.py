@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from topobench.reading import BENIGN, MEASURED, Status
-from topobench.report import problems, records
+from topobench.report import copy_fits, problems, records
 from topobench.report.conditions import conditions_section
 from topobench.report.figures import UNKNOWN
 from topobench.report.hosts import hosts_section
@@ -102,6 +102,8 @@ def _measured(cells: Sequence[Document], places: records.Places) -> Iterator[Ren
         own = [c for c in cells if c["probe"] == probe]
         if figures := records.records(own, places):
             yield ProbeTables(probe, figures, _unit(own, places), list(notes(own)))
+            if probe == copy_fits.PROBE:
+                yield from copy_fits.copy_fits(own, places)
             yield Text("")
             found += figures
     if not found:
