@@ -43,7 +43,7 @@ class TestBudget:
         assert {c.process_no for c in planned(plan.cells)} == {0}
 
     def test_none_and_local_outlive_other_arms(self) -> None:
-        plan = self.plan("25s", probes="host_to_device", devices="0")
+        plan = self.plan("15s", probes="host_to_device", devices="0")
         assert {c.arm.name for c in planned(plan.cells)} <= {"none", "local"}
 
     def test_what_was_left_out_is_summed_up(self) -> None:

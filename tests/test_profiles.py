@@ -73,7 +73,7 @@ def test_quick_is_planned_within_its_goal(limit: int, cpus: int, gpus: int) -> N
     assert plan.estimated_seconds + START_SECONDS <= limit
 
 
-@pytest.mark.parametrize(("profile", "minutes"), [("quick", 3), ("full", 180)])
+@pytest.mark.parametrize(("profile", "minutes"), [("quick", 3), ("standard", 20), ("full", 180)])
 def test_a_host_of_eight_gpus_is_planned_within_the_goal(profile: str, minutes: int) -> None:
     chosen = config.load(None, environ={}, overrides=Overrides(profile=profile))
     plan = make_plan(chosen, [host(dual(8))], seed=1)

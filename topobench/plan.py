@@ -28,8 +28,11 @@ from topobench.topology import parse_cpu_list
 from topobench.units import format_span
 
 CPU_START_SECONDS = 2.5
-GPU_START_SECONDS = 6.0
-"""From launching a worker to its first cell: the interpreter, torch, the CUDA context."""
+GPU_START_SECONDS = 4.0
+"""
+From launching a worker to its first cell: the interpreter, torch, the CUDA context. The first of
+a host takes 2 to 3 s more, until torch's files are in the page cache.
+"""
 
 
 @dataclass(frozen=True, slots=True)
