@@ -216,8 +216,9 @@ class TestMistakes:
             + "; did you mean name?",
             "cluster.yaml:3: profile: 'quik' is not known; accepted are quick, standard, full; "
             "did you mean quick?",
-            "cluster.yaml:4: probes[0]: no probe named 'host_memori'; accepted are host_memory, "
-            "host_to_device, all_reduce; did you mean host_memory?",
+            "cluster.yaml:4: probes[0]: no probe named 'host_memori'; accepted are "
+            + ", ".join(registry.names())
+            + "; did you mean host_memory?",
             "cluster.yaml:4: probes.all_reduce.byte: unknown key; accepted are bytes, dtype, "
             "ranks, reduction, backend; did you mean bytes?",
             "cluster.yaml:4: probes.all_reduce.ranks: '-1' is negative; expected a whole number",
@@ -408,6 +409,7 @@ class TestPrecedence:
                     "bytes": (2**20, 8 * 2**20),
                     "direction": ("h2d", "d2h"),
                     "memory": ("pageable",),
+                    "at_once": ("all",),
                 },
             ),
         )

@@ -36,6 +36,8 @@ from topobench.reading import Cell, MemoryPolicy, ReasonCode, Status, to_json
 from topobench.topology import NodeKind
 
 SCHEMAS = Path(__file__).parent.parent / "docs/schemas"
+ON_GPUS = ("host_to_device", "device_memory", "gemm", "kernel_launch")
+"""Probes of the profile quick that need a GPU."""
 
 
 class TestSmallHost:
@@ -46,7 +48,7 @@ class TestSmallHost:
 
     def test_what_cannot_run_is_said_once_with_the_reason(self) -> None:
         assert reasons(self.plan().cells) == [
-            ("host_to_device", "none", Status.SKIPPED, ReasonCode.NO_GPU),
+            *((name, "none", Status.SKIPPED, ReasonCode.NO_GPU) for name in ON_GPUS),
             ("all_reduce", "none", Status.SKIPPED, ReasonCode.NEEDS_2_CPUS),
             ("all_reduce", "local", Status.NOT_APPLICABLE, ReasonCode.ONE_NUMA_NODE),
             ("all_reduce", "spread", Status.NOT_APPLICABLE, ReasonCode.ONE_NUMA_NODE),
@@ -84,7 +86,7 @@ class TestSmallHost:
         assert 5 < self.plan().estimated_seconds <= 37
 
     def test_counts_are_by_status(self) -> None:
-        assert self.plan().counts == {"planned": 5, "skipped": 2, "not_applicable": 2}
+        assert self.plan().counts == {"planned": 5, "skipped": 5, "not_applicable": 2}
 
     def test_a_host_that_denies_memory_policies_still_has_its_arms(self) -> None:
         """The launcher binds CPUs and labels the run; the plan stays the same."""

@@ -161,8 +161,8 @@ class _Layout:
                 runnable.append(choice)
             else:
                 yield self._lacking(choice, lack)
-        for arms in dict.fromkeys(choice.probe.arms for choice in runnable):
-            choices = [choice for choice in runnable if choice.probe.arms is arms]
+        for arms in dict.fromkeys(_laid_out_as(choice) for choice in runnable):
+            choices = [choice for choice in runnable if _laid_out_as(choice) is arms]
             if arms is Arms.NUMA_MATRIX:
                 yield from self._matrix(choices)
             elif arms is Arms.GANG:
@@ -186,13 +186,16 @@ class _Layout:
         All GPUs at once, then each alone.
 
         What runs at once compares the arms for all GPUs in the time of one; such a probe runs
-        on each GPU alone under the first arm only.
+        on each GPU alone under the first arm only. So does one that only measures the device.
         """
         gpus = self.gpus.usable
-        together = [t for c in choices for t in c.together(len(gpus))]
-        if together:
-            yield _Bench(gpus, len(gpus), together)
-        both = [c for c in choices if c.together(len(gpus))]
+        inside = [c for c in choices if c.probe.arms is Arms.DEVICE]
+        for compared in (True, False):
+            some = [c for c in choices if (c not in inside) is compared]
+            together = [t for c in some for t in c.together(len(gpus))]
+            if together:
+                yield _Bench(gpus, len(gpus), together, compared=compared)
+        both = [c for c in choices if c in inside or c.together(len(gpus))]
         alone = [t for c in choices if c not in both for t in c.alone(len(gpus))]
         once = [t for c in both for t in c.alone(len(gpus))]
         for gpu in self._random("devices").sample(gpus, len(gpus)):
@@ -400,6 +403,11 @@ class _Layout:
             status=lack.status,
             reason=lack.reason,
         )
+
+
+def _laid_out_as(choice: Choice) -> Arms:
+    """Probes of the device alone are laid out beside those of bindings: workers are shared."""
+    return Arms.BINDINGS if choice.probe.arms is Arms.DEVICE else choice.probe.arms
 
 
 def _with_threads(arm: Arm, threads: int) -> Arm:

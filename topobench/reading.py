@@ -61,7 +61,7 @@ class Metric:
     def unit(self) -> str:
         """The unit its name ends in."""
         for suffix, unit in UNITS.items():  # compound suffixes stand before their endings
-            if self.name.endswith(f"_{suffix}"):
+            if f"_{self.name}".endswith(f"_{suffix}"):
                 return unit
         raise ValueError(f"metric {self.name!r} must end in one of {', '.join(UNITS)}")
 

@@ -13,6 +13,7 @@ PER_CALL_BANDWIDTH = Metric(
     "bandwidth of single calls, each waited for, by the host's clock",
 )
 LATENCY = Metric("latency_seconds", Better.LOWER, "time of one operation")
+FLOP = Metric("flop_per_second", Better.HIGHER, "arithmetic operations by time")
 DURATION = Metric("duration_seconds", Better.LOWER, "time of a whole piece of work")
 ALGBW = Metric("algbw_bytes_per_second", Better.HIGHER, "payload bytes by time of a collective")
 BUSBW = Metric("busbw_bytes_per_second", Better.HIGHER, "algbw times the factor of the collective")

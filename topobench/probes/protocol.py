@@ -31,6 +31,7 @@ class Arms(enum.StrEnum):
     """Which alternatives the planner lays out for a probe."""
 
     BINDINGS = "bindings"  # the binding arms of the profile or config, once per device
+    DEVICE = "device"  # the first binding only: what it measures lies on the device itself
     NUMA_MATRIX = "numa_matrix"  # every CPU node x every memory node; no device
     GANG = "gang"  # one worker per rank; ring and binding arms
 

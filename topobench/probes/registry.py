@@ -20,6 +20,9 @@ PROBES = {
     "host_memory": "topobench.probes.host_memory:HostMemory",
     "host_to_device": "topobench.probes.host_to_device:HostToDevice",
     "weight_load": "topobench.probes.weight_load:WeightLoad",
+    "device_memory": "topobench.probes.device_memory:DeviceMemory",
+    "gemm": "topobench.probes.gemm:Gemm",
+    "kernel_launch": "topobench.probes.kernel_launch:KernelLaunch",
     "all_reduce": "topobench.probes.all_reduce:AllReduce",
 }
 
