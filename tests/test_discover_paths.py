@@ -222,3 +222,17 @@ def test_dgx_2_has_the_classes_that_nvidia_smi_prints() -> None:
     found = {(p.a, p.b): p for p in find_paths(replace(topology, gpus=gpus)).paths}
     pairs = [found["gpu:0", f"gpu:{n}"] for n in range(1, 16)]
     assert {(p.nccl, p.nccl_bytes_per_second) for p in pairs} == {("NVL", 120e9)}
+
+
+def test_bridges_in_a_loop_and_words_without_sense_break_nothing(eight: Topology) -> None:
+    """A file that a user gives may say anything."""
+    first, second = eight.pci[0], eight.pci[1]
+    pci = (
+        replace(first, parent=second.address, role="upstream", vendor="x", subsystem_device="?"),
+        replace(second, parent=first.address, role="upstream"),
+        *(replace(d, parent=first.address) for d in eight.pci[2:]),
+    )
+    gpus = tuple(replace(g, compute_capability="new", index=0) for g in eight.gpus)
+    broken = replace(eight, pci=pci, gpus=gpus, nvme=eight.nvme * 2)
+    assert len(find_paths(broken).paths) > len(eight.paths)
+    assert find_paths(replace(eight, pci=(), numa_nodes=())).paths

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from topobench.nccl_paths import Device, Net, Switch, System, cpu_gbps, pcie_gbps
@@ -64,14 +65,14 @@ class _View:
     def gpu(self, gpu: Gpu) -> Device:
         device = self.pci[gpu.pci_address or ""]
         parent = self._parent(device)
-        capability = (gpu.compute_capability or "").replace(".", "")
+        capability = re.fullmatch(r"(\d{1,2})\.(\d)", gpu.compute_capability or "")
         index = self.gpus.index(gpu) if gpu.index is None else gpu.index
         return Device(
             key=gpu.name,
             parent=parent,
             gbps=self._gbps(device),
             index=index,
-            compute_capability=int(capability) if capability else None,
+            compute_capability=int("".join(capability.groups())) if capability else None,
             nvlinks=self._nvlinks(gpu, device),
             c2c_gbps=gpu.c2c_bytes_per_second / 1e9 if gpu.c2c_bytes_per_second else None,
         )
@@ -101,20 +102,22 @@ class _View:
         return key
 
     def _parent(self, device: PciDevice) -> str:
-        """The switch above, hung into the tree if it is new, or the CPU."""
-        above = next(self._switches_above(device), None)
-        if above is None:
-            return self._cpu(device.numa_node)
-        if above.address not in self.switches:
-            parent = self._parent(above)
-            switch = Switch(above.address, parent, self._gbps(above), _ids(above))
-            self.switches[above.address] = switch
-        return above.address
+        """The switch above, with all above it hung into the tree, or the CPU."""
+        *_, top = chain = [device, *self._switches_above(device)]
+        parent = self._cpu(top.numa_node)
+        for switch in reversed(chain[1:]):
+            if switch.address not in self.switches:
+                made = Switch(switch.address, parent, self._gbps(switch), _ids(switch))
+                self.switches[switch.address] = made
+            parent = switch.address
+        return parent
 
     def _switches_above(self, device: PciDevice) -> Iterator[PciDevice]:
         """Upstream ports above a device, nearest first; NCCL knows no other ports."""
+        seen = {device.address}
         above = self.pci.get(device.parent or "")
-        while above is not None:
+        while above is not None and above.address not in seen:  # a file may hold a loop
+            seen.add(above.address)
             if above.role == "upstream":
                 yield above
             above = self.pci.get(above.parent or "")
@@ -157,5 +160,6 @@ def _ids(device: PciDevice) -> int:
     texts = (device.vendor, device.device, device.subsystem_vendor, device.subsystem_device)
     found = 0
     for text in texts:
-        found = found << 16 | int(text or "0", 16)
+        known = re.fullmatch(r"0x[0-9a-f]{1,4}", text or "")
+        found = found << 16 | (int(known[0], 16) if known else 0)
     return found

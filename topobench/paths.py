@@ -194,11 +194,14 @@ class PciTree:
         self.chains: dict[str, tuple[str, ...]] = {}
 
     def chain(self, address: str) -> tuple[str, ...]:
-        """Bridges from the root to a function, without itself."""
+        """Bridges from the root to a function, without itself; a file's loop is cut."""
         if address not in self.chains:
-            parent = self.devices[address].parent
-            known = parent in self.devices
-            self.chains[address] = (*self.chain(parent or ""), parent or "") if known else ()
+            found: list[str] = []
+            above = self.devices[address].parent
+            while above in self.devices and above not in found and above != address:
+                found.append(above)
+                above = self.devices[above].parent
+            self.chains[address] = tuple(reversed(found))
         return self.chains[address]
 
     def path_class(
