@@ -246,6 +246,14 @@ class TestGpuHost:
             (Status.NOT_APPLICABLE, ReasonCode.EQUIVALENT_ARMS)
         }
 
+    def test_rings_of_our_own_have_an_order_and_no_ring_arms(self) -> None:
+        chosen = dataclasses.replace(
+            configured(probes="ring_p2p", bindings="none"), rings=("auto", "best", "worst")
+        )
+        cells = make_plan(chosen, [host(dual(gpus=4))], seed=1).cells
+        assert [(c.arm.name, c.ranks, c.status) for c in cells] == [("none", 4, Status.PLANNED)]
+        assert cells[0].case.params["order"] is None
+
     def test_memory_only_nodes_are_in_the_matrix_and_gpu_memory_is_not(self) -> None:
         nodes = [node(0, "0-7"), node(1, ""), node(2, "", kind=NodeKind.GPU, gpu="g")]
         plan = make_plan(configured(probes="host_memory"), [host(topology(nodes))], seed=1)

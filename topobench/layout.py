@@ -165,7 +165,7 @@ class _Layout:
             choices = [choice for choice in runnable if _laid_out_as(choice) is arms]
             if arms is Arms.NUMA_MATRIX:
                 yield from self._matrix(choices)
-            elif arms is Arms.GANG:
+            elif arms in (Arms.GANG, Arms.RANKS):
                 yield from self._gangs(choices)
             else:
                 yield from self._single(choices)
@@ -216,7 +216,8 @@ class _Layout:
                 elif on_gpus:
                     yield from self._broken(choice)
                     whole = self.gpus.whole
-                    yield from self._gang(choice, _Bench(whole, len(whole), rings=True), benches)
+                    rings = choice.probe.arms is Arms.GANG
+                    yield from self._gang(choice, _Bench(whole, len(whole), rings=rings), benches)
                 sliced = lack is not None and lack.reason.code is ReasonCode.MIG
                 if not on_gpus or (sliced and backend == "auto"):
                     yield from self._cpu_gangs(choice, benches)

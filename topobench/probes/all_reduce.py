@@ -79,7 +79,7 @@ class AllReduce:
         context.note("backend", group.backend)
         with collective.errors_named():
             group.require_memory(pool_bytes(self.bytes), free_bytes(group))
-            data = Buffers(group, self)
+            data = self.buffers(group)
             if group.backend == "gloo":
                 context.buffer_ready(*data.host_memory())
             data.verify(0)
@@ -93,6 +93,10 @@ class AllReduce:
             context.note("samples_discarded", times.discarded)
             context.note("operations_a_sample", times.slowest.operations)
             yield from self._readings(times, group.ranks)
+
+    def buffers(self, group: collective.Group) -> Buffers:
+        """The buffers of this rank, which know how they are summed."""
+        return Buffers(group, self)
 
     def estimated_seconds(self) -> float:
         """Samples, and a dozen passes of the buffer at a cautious rate of each rank."""

@@ -34,6 +34,7 @@ class Arms(enum.StrEnum):
     DEVICE = "device"  # the first binding only: what it measures lies on the device itself
     NUMA_MATRIX = "numa_matrix"  # every CPU node x every memory node; no device
     GANG = "gang"  # one worker per rank; ring and binding arms
+    RANKS = "ranks"  # one worker per rank; binding arms
 
 
 def parameter(

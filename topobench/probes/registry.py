@@ -24,6 +24,7 @@ PROBES = {
     "gemm": "topobench.probes.gemm:Gemm",
     "kernel_launch": "topobench.probes.kernel_launch:KernelLaunch",
     "all_reduce": "topobench.probes.all_reduce:AllReduce",
+    "ring_p2p": "topobench.probes.ring_p2p:RingP2p",
 }
 
 
