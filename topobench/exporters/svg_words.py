@@ -156,6 +156,10 @@ def memory_line(node: NumaNode, topology: Topology) -> str:
 
 
 def clipped(words: str, width: float, *, bold: bool = False) -> str:
-    """Text cut to a width in pixels, by the usual width of a letter."""
-    most = max(3, int(width / (7.6 if bold else 6.2)))
-    return words if len(words) <= most else f"{words[: most - 1]}…"
+    """Text cut to a width in pixels, by the usual widths of letters."""
+    left = width
+    for index, letter in enumerate(words):
+        left -= (7.8 if letter.isupper() or letter in "_@%mw" else 6.2) + (0.9 if bold else 0.0)
+        if left < 0:
+            return f"{words[: max(1, index - 1)]}…"
+    return words

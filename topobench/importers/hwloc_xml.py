@@ -13,6 +13,18 @@ from dataclasses import dataclass, field, replace
 
 from topobench.errors import ImportFailed
 from topobench.importers.document import clean
+from topobench.importers.hwloc_devices import (
+    OWN,
+    bus_order,
+    device_name,
+    index_of,
+    integer,
+    is_nvidia,
+    link,
+    plain_nic,
+    rdma_ports,
+    role,
+)
 from topobench.importers.hwloc_numbers import (
     cpu_set,
     distances,
@@ -41,7 +53,6 @@ from topobench.topology import (
     NumaNode,
     Nvme,
     PciDevice,
-    PciLink,
     Topology,
     TopologyWarning,
     format_cpu_list,
@@ -49,8 +60,6 @@ from topobench.topology import (
 )
 
 SOURCE = "hwloc"
-OWN = "topobench"
-"""Beginning of the names of what our exporter adds, as hwloc has no place for it."""
 _TYPE = re.compile(
     r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\](?: \[[0-9a-f:]{9}\])?"
     r"(?: [0-9a-f]{2}(?: ([0-9a-f]{2}))?)?",
@@ -61,8 +70,6 @@ _VERSION_2 = {"0": "storage", "2": "net", "3": "rdma"}
 _BITS_3 = {32: "rdma", 16: "net", 1: "storage"}
 _LEVELS = {"Package": "package", "Die": "die", "Core": "core"}
 _CACHE_TYPES = {"0": "unified", "1": "data", "2": "instruction"}
-_ROLES = frozenset({"root_port", "upstream", "downstream", "endpoint", "pf", "vf"})
-_PORT_STATES = {"1": "down", "2": "init", "3": "armed", "4": "active"}
 
 
 def parse(text: str) -> Topology:
@@ -145,7 +152,7 @@ class _Reader:
             self.read(child, below)
 
     def _cache(self, element: Element) -> None:
-        level, size = _integer(element.get("depth")), _integer(element.get("cache_size"))
+        level, size = integer(element.get("depth")), integer(element.get("cache_size"))
         kind = _CACHE_TYPES.get(element.get("cache_type"))
         if level and size and kind:
             self.caches.setdefault((level, kind, size), []).append(element.get("cpuset"))
@@ -174,9 +181,9 @@ class _Reader:
             vendor=f"0x{found[2]}".lower() if found else UNKNOWN_ID,
             device=f"0x{found[3]}".lower() if found else UNKNOWN_ID,
             parent=place.bridge,
-            role=_role(element, place, infos),
+            role=role(element, place.depth, infos),
             numa_node=self._near(place),
-            link=_link(element.get("pci_link_speed")),
+            link=link(element.get("pci_link_speed")),
             host_bridge=place.root,
         )
         self.pci[address] = device
@@ -201,7 +208,7 @@ class _Reader:
         """GPU, NIC or disk, by the OS devices below a PCI function."""
         found = [e for e in element.all("object") if e.get("type") == "OSDev"]
         display = device.pci_class[:6] in ("0x0300", "0x0302")
-        if (display and device.vendor == "0x10de") or any(_is_nvidia(e) for e in found):
+        if (display and device.vendor == "0x10de") or any(is_nvidia(e) for e in found):
             self._gpu(found, device)
         for osdev in found:
             self._osdev(osdev, device.address, device.numa_node, device)
@@ -222,9 +229,9 @@ class _Reader:
         kind = self._use(osdev.get("osdev_type"))
         name, infos = clean(osdev.get("name")), _infos(osdev)
         if kind == "rdma" and (device is None or device.role != "vf"):
-            self.rdma += _rdma_ports(name, address, near, infos)
+            self.rdma += rdma_ports(name, address, near, infos)
         elif kind == "net" and (device is None or device.role != "vf"):
-            self.net.append(_nic(name, 1, address, near, infos))
+            self.net.append(plain_nic(name, 1, address, near, infos))
         elif kind == "storage" and (match := re.match(r"nvme[0-9]+", name)):
             model = infos.get("Model") or None
             self.nvme.append(Nvme(match[0], address, near, model))
@@ -242,13 +249,13 @@ class _Reader:
         node = device.numa_node
         self.gpus.append(
             Gpu(
-                index=_index(osdevs, "nvml"),
+                index=index_of(osdevs, "nvml"),
                 uuid=(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}") if uuid else None,
                 pci_address=device.address,
                 model=infos.get("GPUModel"),
-                memory_bytes=_integer(memory) or (_integer(kilobytes) or 0) << 10 or None,
+                memory_bytes=integer(memory) or (integer(kilobytes) or 0) << 10 or None,
                 cpu_node=node,
-                cuda_index=_index(osdevs, "cuda"),
+                cuda_index=index_of(osdevs, "cuda"),
                 compute_capability=infos.get(f"{OWN}ComputeCapability"),
                 state=infos.get(f"{OWN}State", "unknown"),
             )
@@ -277,11 +284,11 @@ class _Reader:
             cpus=self._cpus(),
             numa_nodes=nodes,
             numa_distances=distances(root, self._node_names()),
-            pci=tuple(sorted(self.pci.values(), key=lambda d: _order(d.address))),
+            pci=tuple(sorted(self.pci.values(), key=lambda d: bus_order(d.address))),
             gpus=tuple(sorted(gpus, key=lambda g: (g.index is None, g.index or 0))),
-            nics=(*sorted(self.rdma, key=_name), *sorted(plain, key=_name)),
-            nvswitches=tuple(sorted(self.switches, key=_order)),
-            nvme=tuple(sorted({n.name: n for n in self.nvme}.values(), key=_name)),
+            nics=(*sorted(self.rdma, key=device_name), *sorted(plain, key=device_name)),
+            nvswitches=tuple(sorted(self.switches, key=bus_order)),
+            nvme=tuple(sorted({n.name: n for n in self.nvme}.values(), key=device_name)),
             warnings=tuple(self.warnings),
         )
 
@@ -320,9 +327,9 @@ class _Reader:
             last_level_cache_bytes=self._count("LastLevelCache", "")
             or (last.bytes if last else None),
             quota_cpus=float(quota) if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", quota) else None,
-            family=_integer(told.get("CPUFamilyNumber", "")),
-            model_number=_integer(told.get("CPUModelNumber", "")),
-            stepping=_integer(told.get("CPUStepping", "")),
+            family=integer(told.get("CPUFamilyNumber", "")),
+            model_number=integer(told.get("CPUModelNumber", "")),
+            stepping=integer(told.get("CPUStepping", "")),
             dies=len(groups["die"]) if "die" in groups else None,
             groups=tuple(CpuGroups(n, groups[n]) for n in _LEVELS.values() if n in groups),
             caches=tuple(caches),
@@ -331,7 +338,7 @@ class _Reader:
     def _count(self, name: str, kind: str) -> int | None:
         """What our exporter wrote, else the number of objects of that kind."""
         text = self.infos.get(f"{OWN}{name}", "")
-        found = _integer(text)
+        found = integer(text)
         return self.counts.get(kind) if found is None else found
 
     def _node_names(self) -> dict[str, int]:
@@ -359,7 +366,7 @@ class _Reader:
                 id=index,
                 kind=kind,
                 cpus=format_cpu_list(own),
-                memory_bytes=_integer(memory),
+                memory_bytes=integer(memory),
                 allowed=allowed is None or index in allowed,
                 gpu=infos.get(f"{OWN}Gpu") or normalise_address(infos.get("PCIBusID", "")),
             )
@@ -382,63 +389,6 @@ def _kind(element: Element, infos: dict[str, str], own: set[int]) -> tuple[NodeK
     if own:
         return NodeKind.CPU if memory == "0" else NodeKind.CPU_MEMORY, own
     return NodeKind.MEMORY if memory not in ("", "0") else NodeKind.EMPTY, own
-
-
-def _order(address: str) -> tuple[int, ...]:
-    return tuple(int(part, 16) for part in re.split("[:.]", address))
-
-
-def _name(device: Nic | Nvme) -> str:
-    return device.name
-
-
-def _role(element: Element, place: _Place, infos: dict[str, str]) -> str:
-    told = infos.get(f"{OWN}Role", "")
-    if told in _ROLES:
-        return told
-    if element.get("type") == "Bridge":
-        return "root_port" if place.depth == 0 else "upstream" if place.depth % 2 else "downstream"
-    return "vf" if "Virtual Function" in infos.get("PCIDevice", "") else "endpoint"
-
-
-def _link(text: str) -> PciLink | None:
-    """GB/s of the link as it runs."""
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,12})?", text) or not float(text):
-        return None
-    return PciLink(bytes_per_second=round(float(text) * 1e9, 0))
-
-
-def _is_nvidia(osdev: Element) -> bool:
-    return re.fullmatch(r"(nvml|cuda)[0-9]+", osdev.get("name")) is not None
-
-
-def _integer(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
-
-
-def _index(osdevs: list[Element], prefix: str) -> int | None:
-    names = (re.fullmatch(rf"{prefix}([0-9]{{1,4}})", e.get("name")) for e in osdevs)
-    return next((int(m[1]) for m in names if m), None)
-
-
-def _rdma_ports(name: str, address: str | None, near: Known, infos: dict[str, str]) -> list[Nic]:
-    found = (re.fullmatch(rf"(?:{OWN})?Port([0-9]{{1,3}})(?:State|Rate)", n) for n in infos)
-    ports = sorted({int(m[1]) for m in found if m})
-    found_ports = [_nic(name, port, address, near, infos) for port in ports or [1]]
-    return [replace(n, rdma=True, port=p) for n, p in zip(found_ports, ports or [1], strict=True)]
-
-
-def _nic(name: str, port: int, address: str | None, near: Known, infos: dict[str, str]) -> Nic:
-    rate = _integer(infos.get(f"{OWN}Port{port}Rate", ""))
-    state = _PORT_STATES.get(infos.get(f"Port{port}State", ""))
-    return Nic(
-        name=name if port == 1 else f"{name}:{port}",
-        pci_address=address,
-        numa_node=near,
-        rate_bytes_per_second=None if rate is None else float(rate),
-        link_layer=infos.get(f"{OWN}Port{port}LinkLayer"),
-        state=state or infos.get(f"{OWN}Port{port}State"),
-    )
 
 
 def _ordered(sets: list[str]) -> tuple[str, ...]:
