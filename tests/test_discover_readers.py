@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from made_machine import BRIDGE, GPU, NIC, NVME, add_cpus, add_pci, add_rdma, li
 from topobench.agents.discover import discover
 from topobench.topology import Caches, CpuGroups, CpuKind, MemoryAccess, Nic, PciDevice, Topology
 
+PORTS = Path(__file__).parents[2] / "shared/topodata/ib_sysfs/sys-class-infiniband-h100.0"
 CPU, NODE = "sys/devices/system/cpu", "sys/devices/system/node"
 PORT = "pci0000:00/0000:00:01.0"
 DEVICE = f"{PORT}/0000:01:00.0"
@@ -250,3 +252,18 @@ def test_sources_that_contradict_each_other_are_named(root: Path) -> None:
     found = seen(root)
     assert device(found, "0000:00:01.0").numa_node.value == 0
     assert warned(found) == [("numa_disagrees", "pci:0000:00:01.0")]
+
+
+@pytest.mark.skipif(not PORTS.is_dir(), reason=f"no recorded ports in {PORTS}")
+def test_recorded_ports_of_an_h100_host(root: Path) -> None:
+    """Eight InfiniBand ports and a bond of two Ethernet ports."""
+    shutil.copytree(PORTS, root / "sys/class/infiniband", copy_function=shutil.copyfile)
+    found = {n.name: n for n in seen(root).nics}
+    assert len(found) == 9
+    bond = found.pop("mlx5_bond_0")
+    assert (bond.link_layer, bond.rate_bytes_per_second, bond.speed_name) == (
+        "Ethernet", 25e9, "2X NDR",
+    )  # fmt: skip
+    assert {(n.link_layer, n.state, n.rate_bytes_per_second) for n in found.values()} == {
+        ("InfiniBand", "active", 50e9)
+    }

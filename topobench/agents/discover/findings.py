@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from topobench.agents.discover.facts import NvmlFacts
 from topobench.agents.discover.numa import Numa
-from topobench.agents.discover.numa_file import NumaFile
+from topobench.agents.discover.numa_file import PATH, NumaFile
 from topobench.agents.discover.pci import Pci
 from topobench.topology import Gpu, PciDevice, TopologyWarning
 
@@ -23,7 +23,7 @@ def gpu_findings(gpus: Sequence[Gpu], facts: NvmlFacts | None) -> Iterator[Topol
         if gpu.is_slice:
             continue
         if gpu.cpu_node.value is None:
-            text = f"its NUMA node is unknown: {gpu.cpu_node.reason}"
+            text = f"its NUMA node is unknown: {gpu.cpu_node.reason}; /{PATH} can name it"
             yield TopologyWarning("numa_unknown", gpu.name, text)
         if gpu.state == "lost":
             yield TopologyWarning("gpu_lost", gpu.name, "it is off the bus or needs a reset")
