@@ -55,12 +55,11 @@ def test_the_parts_of_gpus_stand_beside_their_sum() -> None:
         reading(RATE, v, point={"rank": i, "device": keys[i]}) for i, v in enumerate((3e9, 1e9))
     ]
     made = cell("p", [*rates(4e9), *parts], devices=keys, ranks=2)
-    found = records([made], Places.of([host(gpus=2)]))
-    assert {r.dimensions["on"]: r.figure.median for r in found} == {
-        "GPU 0-1": 4e9,
-        "GPU 0": 3e9,
-        "GPU 1": 1e9,
-    }
+    places = Places.of([host(gpus=2)])
+    (whole,) = records([made], places)
+    assert (whole.dimensions["on"], whole.figure.median) == ("GPU 0-1", 4e9)
+    found = {r.dimensions["on"]: r.figure.median for r in records([made], places, each_gpu=True)}
+    assert found == {"GPU 0": 3e9, "GPU 1": 1e9}
 
 
 def test_only_measured_cells_become_figures() -> None:

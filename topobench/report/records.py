@@ -126,12 +126,15 @@ class Places:
         return ":".join(p for p in (host, devices.replace(" ", "")) if p)
 
 
-def records(cells: Sequence[Mapping[str, Any]], places: Places) -> list[Record]:
+def records(
+    cells: Sequence[Mapping[str, Any]], places: Places, *, each_gpu: bool = False
+) -> list[Record]:
     """
     One record per metric and set of dimensions; equal processes and blocks are pooled.
 
     Args:
         cells: Of one probe.
+        each_gpu: The parts of the GPUs that were measured at once, instead of their sums.
     """
     measured = [c for c in cells if c["status"] in MEASURED]
     matrix = _is_numa_matrix(measured)
@@ -139,10 +142,11 @@ def records(cells: Sequence[Mapping[str, Any]], places: Places) -> list[Record]:
     pools = defaultdict(list)
     for cell in measured:
         fixed = _dimensions(cell, matrix, places)
-        for reading in _totals(cell["readings"]):
+        for reading in (_of_gpus if each_gpu else _totals)(cell["readings"]):
             place = {**reading["point"], **fixed}
-            if device := reading["point"].get("device"):
-                place = {**fixed, UNIT: places.unit({**cell, "devices": [device]})}
+            if each_gpu:
+                devices = [reading["point"]["device"]]
+                place = {**fixed, UNIT: places.unit({**cell, "devices": devices})}
             pools[reading["metric"], tuple(place.items())].append(reading)
     return [Record(metric, dict(key), pooled(found)) for (metric, key), found in pools.items()]
 
@@ -169,15 +173,19 @@ def _single(reading: Mapping[str, Any], middle: float, n: int) -> Figure:
 
 
 def _totals(readings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Results with a number; parts of each rank only where there is no whole, of GPUs always."""
+    """Results with a number; parts (of each rank) only where there is no whole."""
     known = [r for r in readings if r["median"] is not None]
     whole = {r["metric"] for r in known if not r["point"]}
     return [
         r
         for r in known
-        if (not r["point"] or "device" in r["point"] or r["metric"] not in whole)
-        and r["metric"] not in PROOFS
+        if (not r["point"] or r["metric"] not in whole) and r["metric"] not in PROOFS
     ]
+
+
+def _of_gpus(readings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Parts with a number, of one GPU each."""
+    return [r for r in readings if r["median"] is not None and "device" in r["point"]]
 
 
 def _share(width: float, middle: float) -> float | None:

@@ -102,6 +102,9 @@ def _measured(cells: Sequence[Document], places: records.Places) -> Iterator[Ren
         own = [c for c in cells if c["probe"] == probe]
         if figures := records.records(own, places):
             yield ProbeTables(probe, figures, _unit(own, places), list(notes(own)))
+            if parts := records.records(own, places, each_gpu=True):
+                yield Text("")
+                yield ProbeTables(f"{probe}, each GPU", parts, "GPU")
             if probe == copy_fits.PROBE:
                 yield from copy_fits.copy_fits(own, places)
             yield Text("")
@@ -121,7 +124,7 @@ def _unit(cells: Sequence[Document], places: records.Places) -> str:
     """What the rows of a summary are: single GPUs, or whole hosts."""
     if all(len(c["devices"]) == 1 for c in cells):
         return "GPU"
-    return "host" if len(places.hosts) > 1 else "set of GPUs"
+    return "host" if len(places.hosts) > 1 else "GPU set"
 
 
 def _has_arms(cells: Sequence[Document]) -> bool:
