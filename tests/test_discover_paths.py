@@ -236,3 +236,20 @@ def test_bridges_in_a_loop_and_words_without_sense_break_nothing(eight: Topology
     broken = replace(eight, pci=pci, gpus=gpus, nvme=eight.nvme * 2)
     assert len(find_paths(broken).paths) > len(eight.paths)
     assert find_paths(replace(eight, pci=(), numa_nodes=())).paths
+
+
+def test_gpus_that_contradict_each_other_are_named(tmp_path: Path) -> None:
+    """One counts two NVLinks to the other, which counts one and refuses peer access."""
+    a, b = "0000:0a:00.0", "0000:0b:00.0"
+    add_cpus(tmp_path, [[0]])
+    for address in (a, b):
+        add_pci(tmp_path, f"pci{address[:7]}/{address}", GPU, node=0)
+    answers = [linked(0, a, [b, b]), {**linked(1, b, [a]), "DeviceGetP2PStatus": 5}]
+    found = discover(tmp_path, nvml=read_nvml(FakeNvml(answers)))
+    assert between(found, "gpu:0", "gpu:1").smi == "NV1"
+    texts = {w.code: w.text for w in found.warnings if w.subject == "gpu:0-gpu:1"}
+    assert texts == {
+        "nvlink_disagrees": "gpu:0 counts 2 NVLinks to it, gpu:1 counts 1",
+        "p2p_one_way": "peer access differs by direction: read OK, write OK, "
+        "back read NS, write NS",
+    }

@@ -103,8 +103,8 @@ class _Finder:
         by_pci = self.tree.path_class(a.address, b.address, (a.node, b.node))
         if a.gpu and b.gpu:
             return self._between_gpus(a, b, a.gpu, b.gpu, by_pci)
-        ceiling = self._pci_ceiling(a, b)
-        return self._made(a, b, by_pci, by_pci, ceiling, self._hops(a, b, by_pci))
+        ceiling, hops = self._pci_ceiling(a, b), self._hops(a, b, by_pci)
+        return self._made(a, b, smi=by_pci, smi_pcie=by_pci, ceiling=ceiling, hops=hops)
 
     def _between_gpus(
         self, a: _End, b: _End, first: Gpu, second: Gpu, by_pci: PathClass | None
@@ -113,12 +113,20 @@ class _Finder:
         self._compare(a, b, by_pci, said)
         smi_pcie = said.ancestor or by_pci
         count, switched = nvlinks_between(first, second)
-        if not count:
+        hops: int | None
+        if count:
+            ceiling, hops = _nvlink_ceiling(first, second, count), 2 if switched else 1
+        else:
             ceiling, hops = self._pci_ceiling(a, b), self._hops(a, b, smi_pcie)
-            return self._made(a, b, smi_pcie, smi_pcie, ceiling, hops, said.p2p)
-        ceiling = _nvlink_ceiling(first, second, count)
-        hops = 2 if switched else 1
-        return self._made(a, b, f"NV{count}", smi_pcie, ceiling, hops, said.p2p)
+        return self._made(
+            a,
+            b,
+            smi=f"NV{count}" if count else smi_pcie,
+            smi_pcie=smi_pcie,
+            ceiling=ceiling,
+            hops=hops,
+            p2p=said.p2p,
+        )
 
     def _compare(self, a: _End, b: _End, by_pci: PathClass | None, said: Told) -> None:
         """Warn where the PCI tree, the driver and the two GPUs contradict each other."""
@@ -139,19 +147,21 @@ class _Finder:
     def _to_node(self, a: _End, b: _End) -> Path:
         """To host memory: through the host bridge, and between nodes if it is not near."""
         if a.address is None and a.gpu is None:
-            return self._made(a, b, PathClass.SYS, PathClass.SYS, (None, None), 1)
+            sys, unknown = PathClass.SYS, (None, None)
+            return self._made(a, b, smi=sys, smi_pcie=sys, ceiling=unknown, hops=1)
         near = None if a.node is None else a.node == b.node
         token = None if near is None else PathClass.PHB if near else PathClass.SYS
         ceiling = self._pci_ceiling(a, None)
         if a.gpu and a.gpu.c2c:
             ceiling = (a.gpu.c2c_bytes_per_second, "c2c") if near else (None, None)
             token = None if near else token
-        return self._made(a, b, token, token, ceiling, None)
+        return self._made(a, b, smi=token, smi_pcie=token, ceiling=ceiling, hops=None)
 
     def _made(
         self,
         a: _End,
         b: _End,
+        *,
         smi: str | None,
         smi_pcie: str | None,
         ceiling: _Ceiling,
