@@ -264,6 +264,16 @@ def test_the_picture_and_the_graph_hold_hostile_names_as_text() -> None:
     nccl_in.parse(nccl_xml.export(topology).text)
 
 
+def test_no_line_claims_a_place_on_the_bus_that_nobody_told() -> None:
+    """A matrix tells classes, but not the tree: only NUMA nodes are joined to each other."""
+    topology = smi_matrix.parse(SMI)
+    lines = parsed_svg(topology).iter("{http://www.w3.org/2000/svg}line")
+    drawn = [e.get("class") for e in lines if float(e.attrib["y1"]) > 120]
+    legend = ["pix", "pxb", "phb", "node-line", "sys", "nv", "slow"]
+    assert drawn == legend
+    assert '"numa:0" -- "gpu:0"' not in dot.export(topology).text
+
+
 def test_the_graph_joins_every_device_once() -> None:
     graph = dot.export(hgx()).text
     for i in range(8):

@@ -42,7 +42,8 @@ def _inside(place: Place, above: str, home: str) -> Iterator[str]:
     for leaf in place.leaves:
         label = f"{leaf.name}\\n{leaf.address}" if leaf.address else leaf.name
         yield f"    {quoted(leaf.name)} [label={quoted(label)}, shape={_SHAPES[leaf.kind]}];"
-        yield f"    {quoted(above)} -- {quoted(leaf.name)}{_link(leaf)};"
+        if leaf.address or place.kind != "node":  # else nobody told where it hangs
+            yield f"    {quoted(above)} -- {quoted(leaf.name)}{_link(leaf)};"
     for inner in place.places.values():
         key = f"{home} {inner.kind} {inner.address}"
         name = f"PCIe root {inner.address}" if inner.kind == "root" else f"switch {inner.address}"

@@ -108,27 +108,22 @@ class _Picture:
 
     def _children(self, box: Box, level: str) -> Iterator[str]:
         """A bar under the title, from which the links of everything inside go down."""
-        ways = [(b.x + b.width / 2, b.y) for b in box.boxes]
-        spines = [column[0].x - SPINE / 2 for column in box.columns if column]
-        bar = box.y + box.header - 7
-        xs = [x for x, _ in ways] + spines
-        style = {"node": "node-line", "root": "phb", "switch": "pxb"}[level]
-        if len(xs) > 1:
-            yield line(min(xs), bar, max(xs), bar, style, 3)
-        for inner in box.boxes:
+        ways = [b.x + b.width / 2 for b in box.boxes]
+        columns = [c for c in box.columns if c and _has_place(c)]
+        spines = [column[0].x - SPINE / 2 for column in columns]
+        bar, style = box.y + box.header - 7, _style(box, level)
+        if len(ways) + len(spines) > 1:
+            yield line(min(ways + spines), bar, max(ways + spines), bar, style, 3)
+        for x, inner in zip(ways, box.boxes, strict=True):
             assert isinstance(inner.item, Place)
-            slow = is_slow(inner.item.link)
-            x = inner.x + inner.width / 2
-            yield line(x, bar, x, inner.y, "slow" if slow else style, 3)
-        for x, column in zip(spines, (c for c in box.columns if c), strict=True):
-            top = min(leaf.y for leaf in column) + 14
-            bottom = max(leaf.y for leaf in column) + 14
-            leaf_style = "pix" if level == "switch" else style
-            yield line(x, bar, x, max(top, bottom), leaf_style, 2)
+            yield line(x, bar, x, inner.y, "slow" if is_slow(inner.item.link) else style, 3)
+        leaf_style = "pix" if level == "switch" else style
+        for x, column in zip(spines, columns, strict=True):
+            yield line(x, bar, x, max(leaf.y for leaf in column) + 14, leaf_style, 2)
             for leaf in column:
                 assert isinstance(leaf.item, Leaf)
-                slow = is_slow(leaf.item.link)
-                yield line(x, leaf.y + 14, leaf.x, leaf.y + 14, "slow" if slow else leaf_style, 3)
+                now = "slow" if is_slow(leaf.item.link) else leaf_style
+                yield line(x, leaf.y + 14, leaf.x, leaf.y + 14, now, 3)
         for inner in box.boxes:
             yield from self._place(inner)
         for column in box.columns:
@@ -257,6 +252,24 @@ class _Picture:
             yield text(x + 31, y + 4, words, "small")
             x += width + 6
         self.height = y + _LEGEND_HEIGHT - 20
+
+
+def _has_place(column: Sequence[Box]) -> bool:
+    """Whether it is known where on the bus these devices are; else no line may claim it."""
+    return any(isinstance(box.item, Leaf) and box.item.address for box in column)
+
+
+def _style(box: Box, level: str) -> str:
+    """
+    The path class that a bar stands for.
+
+    Inside a NUMA node it is NODE if root buses are known, and no class if they are not.
+    """
+    if level != "node":
+        return {"root": "phb", "switch": "pxb"}[level]
+    roots = all(isinstance(b.item, Place) and b.item.kind == "root" for b in box.boxes)
+    known = isinstance(box.item, Home) and box.item.number is not None
+    return "node-line" if known and roots and box.boxes else "plain"
 
 
 def rect(box: Box, style: str, radius: float) -> str:

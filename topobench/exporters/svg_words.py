@@ -36,7 +36,7 @@ text{font-size:12px;fill:#1c2430}
 .fabric{fill:#8e44ec}
 line,path{fill:none;stroke-linecap:round}
 .pix{stroke:#2e9e5b}.pxb{stroke:#9bb51c}.phb{stroke:#d3a400}.node-line{stroke:#e07a1f}
-.sys{stroke:#8a7a6d}.nv{stroke:#8e44ec}.slow{stroke:#d7263d}
+.plain{stroke:#aab6c5}.sys{stroke:#8a7a6d}.nv{stroke:#8e44ec}.slow{stroke:#d7263d}
 @media (prefers-color-scheme:dark){
 text{fill:#e4e9f0}.faint{fill:#97a3b3}.red{fill:#ff6b7d}.violet{fill:#c79bff}.on-violet{fill:#fff}
 .paper{fill:#12161c}.node{fill:#1b222c;stroke:#4a5667}.lost{stroke:#d3a400}
@@ -159,7 +159,8 @@ def clipped(words: str, width: float, *, bold: bool = False) -> str:
     """Text cut to a width in pixels, by the usual widths of letters."""
     left = width
     for index, letter in enumerate(words):
-        left -= (7.8 if letter.isupper() or letter in "_@%mw" else 6.2) + (0.9 if bold else 0.0)
+        wide, narrow = letter.isupper() or letter in "_@%mw", letter in " .,:;|il1/"
+        left -= (7.6 if wide else 3.9 if narrow else 6.1) + (0.8 if bold else 0.0)
         if left < 0:
             return f"{words[: max(1, index - 1)]}…"
     return words
