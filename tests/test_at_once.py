@@ -18,18 +18,18 @@ def test_only_segments_while_all_are_busy_count() -> None:
     """The second rank is slowed while the first is busy, and fast once it is alone."""
     first = [0.0, 1.0, 2.0, 3.0, 4.0]
     second = [0.5, 2.5, 4.0, 4.1, 4.2]
-    assert at_once.common_rates([first, second]) == [1.0, 2 / 3.5]
+    assert at_once.common_rates([first, second]) == ([1.0, 2 / 3.5], set())
 
 
 def test_a_late_start_of_one_rank_cuts_the_others() -> None:
     late = [2.5, 3.0, 3.5, 4.0]
     early = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    assert at_once.common_rates([early, late]) == [1.0, 2.0]
+    assert at_once.common_rates([early, late]) == ([1.0, 2.0], set())
 
 
 def test_a_rank_without_a_whole_segment_shows_the_one_it_began() -> None:
-    """A degraded link, ten times slower than the rest."""
-    assert at_once.common_rates([[0.0, 1.0, 2.0], [0.0, 10.0, 20.0]]) == [1.0, 0.1]
+    """A degraded link, ten times slower than the rest; that this happened is told."""
+    assert at_once.common_rates([[0.0, 1.0, 2.0], [0.0, 10.0, 20.0]]) == ([1.0, 0.1], {1})
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_ranks_race_and_agree_on_every_rate() -> None:
 
     races = on_ranks(3, work)
     found = races[0]
-    assert races[1].by_rank == found.by_rank
+    assert races[1] == found
     for ms, timed in zip(milliseconds, found.by_rank, strict=True):
         assert len(timed.samples) == len(found.total.samples) >= 10
         assert min(timed.samples) >= ms * 1e-3  # a sleep never ends early
@@ -117,3 +117,16 @@ def test_the_twin_of_a_stream_hides_enqueueing_behind_a_spin() -> None:
         overhead = mark_overhead(queue)
         assert overhead is not None
         assert overhead >= 0
+
+
+def test_a_race_that_was_uneven_says_which_rank_fell_behind() -> None:
+    """Rank 1's only segment takes as long as twenty of rank 0's whole laps."""
+
+    def work(group: ThreadGroup) -> Any:
+        step = 0.2 if group.rank else 5e-3
+        lap = at_once.call_lap(lambda: time.sleep(step), 1, 2)
+        return at_once.race(group, lap, Sampler(tolerance=0.5, budget_seconds=0.1, n_max=2))
+
+    found, _ = on_ranks(2, work)
+    assert found.uneven == (1,)
+    assert "rank 1 is so slow beside the others" in found.warning()

@@ -63,11 +63,23 @@ class Race:
     Args:
         total: A segment of any rank: its inverse is the sum of the ranks' rates.
         discarded: Laps that meant nothing.
+        uneven: Ranks that in some lap ended no segment while all were busy.
     """
 
     total: Timed
     by_rank: tuple[Timed, ...]
     discarded: int
+    uneven: tuple[int, ...] = ()
+
+    def warning(self) -> str | None:
+        """What must be said of a race that was not run side by side throughout."""
+        if not self.uneven:
+            return None
+        ranks = ", ".join(map(str, self.uneven))
+        return (
+            f"uneven: rank {ranks} is so slow beside the others that its figure is partly of a "
+            "time when they were done"
+        )
 
 
 def race(group: Group, lap: Lap, sampler: Sampler, *, lead_seconds: float = 0.0) -> Race | None:
@@ -80,6 +92,7 @@ def race(group: Group, lap: Lap, sampler: Sampler, *, lead_seconds: float = 0.0)
     """
     lead = max(row[0] for row in group.gather([max(SPIN_MIN_SECONDS, lead_seconds)]))
     rates: list[list[float]] = []
+    uneven: set[int] = set()
     discarded = fruitless = 0
     while fruitless <= RETRIES:
         start = time.monotonic_ns() + int((MESSAGE_SECONDS + lead) * 1e9)
@@ -92,23 +105,25 @@ def race(group: Group, lap: Lap, sampler: Sampler, *, lead_seconds: float = 0.0)
             lead = min(2 * lead, SPIN_MAX_SECONDS)
             continue
         fruitless = 0
-        rates.append(found)
-        sampler.add(1 / sum(found))
+        lap_rates, behind = found
+        rates.append(lap_rates)
+        uneven |= behind
+        sampler.add(1 / sum(lap_rates))
     if fruitless > RETRIES:
         return None
     total = sampler.timed()
     by_rank = (
         replace(total, samples=tuple(1 / r for r in column)) for column in zip(*rates, strict=True)
     )
-    return Race(total, tuple(by_rank), discarded)
+    return Race(total, tuple(by_rank), discarded, tuple(sorted(uneven)))
 
 
-def common_rates(rows: Sequence[Sequence[float]]) -> list[float] | None:
+def common_rates(rows: Sequence[Sequence[float]]) -> tuple[list[float], set[int]] | None:
     """
     Segments a second of each rank while all were busy; None if a lap meant nothing.
 
     A rank so slow that none of its segments ends in that time counts with those that began
-    in it: its own limit, not the others, is what it shows.
+    in it: its own limit, not the others, is what it shows. The second value names such ranks.
 
     Args:
         rows: By rank, what a :data:`Lap` gave.
@@ -116,14 +131,17 @@ def common_rates(rows: Sequence[Sequence[float]]) -> list[float] | None:
     if any(math.isnan(moment) for row in rows for moment in row):
         return None
     begin, end = max(row[0] for row in rows), min(row[-1] for row in rows)
-    rates = []
-    for row in rows:
+    rates, uneven = [], set()
+    for rank, row in enumerate(rows):
         begun = [s for s in itertools.pairwise(row) if begin <= s[0] < end]
-        counted = [s for s in begun if s[1] <= end] or begun
-        if not counted:
+        if not begun:
             return None
+        whole = [s for s in begun if s[1] <= end]
+        if not whole:
+            uneven.add(rank)
+        counted = whole or begun
         rates.append(len(counted) / (counted[-1][1] - counted[0][0]))
-    return rates
+    return rates, uneven
 
 
 def queued_lap(queue: Queue, enqueue: Enqueue, count: int, segments: int) -> Lap:

@@ -386,6 +386,8 @@ def _sampler(context: WorkerContext) -> Sampler:
 def _by_rank(
     race: at_once.Race, metric: str, amount: float, context: WorkerContext
 ) -> Iterator[Reading]:
+    if context.rank == 0 and (warning := race.warning()):
+        context.warn(warning)
     yield race.total.rates(metric, amount)
     for rank, (timed, device) in enumerate(zip(race.by_rank, context.devices, strict=True)):
         yield timed.rates(metric, amount, point={"rank": rank, "device": device})
