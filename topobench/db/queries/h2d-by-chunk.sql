@@ -5,8 +5,9 @@
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
 -- of_peak_ratio: 1 = the best chunk of the same devices, direction, memory, arm and metric.
+-- n_ranks above 1: all GPUs at once; without a point their sum, else one GPU's part.
 SELECT
-    cluster, host, devices, direction, memory, arm, bytes, metric, unit, point,
+    cluster, host, devices, n_ranks, direction, memory, arm, bytes, metric, unit, point,
     n_processes, n, median, ci_lo, ci_hi, ci_level,
     median / max(median) OVER (
         PARTITION BY
