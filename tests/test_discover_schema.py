@@ -171,14 +171,17 @@ def test_values_of_a_wrong_type_are_value_errors(small: dict[str, Any]) -> None:
 
 
 def test_every_warning_is_documented() -> None:
-    """Codes that discovery and the paths give, against the table of the documentation."""
+    """Codes of discovery, paths and importers, against the table of the documentation."""
     root = Path(__file__).parents[1]
     sources = [*(root / "topobench/agents/discover").glob("*.py"), root / "topobench/paths.py"]
+    sources += (root / "topobench/importers").glob("*.py")
     given = {
         code
         for source in sources
         for code in re.findall(r'TopologyWarning\(\s*"(\w+)"', source.read_text())
     }
-    table = (root / "docs/topology.md").read_text().rpartition("## Warnings")[2]
+    table = (
+        (root / "docs/topology.md").read_text().rpartition("## Warnings")[2].partition("\n## ")[0]
+    )
     rows = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
     assert {code for row in rows for code in re.findall(r"`(\w+)`", row)} == given
