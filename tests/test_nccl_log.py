@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nccl_logs import made
 from topobench import nccl_log
 from topobench.errors import ImportFailed
 from topobench.nccl_log import Asked, Choice
@@ -19,53 +19,6 @@ from topobench.rings import Order
 DATA = Path(__file__).parent / "data/h200x2"
 DEFAULT = (DATA / "nccl_2.28.9_debug_default.log").read_text()
 WITH_FILE = (DATA / "nccl_2.28.9_debug_graph_file_2ch.log").read_text()
-
-
-def made(
-    orders: Sequence[Order],
-    *,
-    version: str = "2.28.9",
-    loaded: int | None = None,
-    algorithm: str = "RING",
-    via: str = "P2P/CUMEM",
-    devices: Sequence[int] = (),
-) -> list[str]:
-    """
-    The logs of all ranks, one text each, as NCCL's own print statements would write them.
-
-    Args:
-        orders: Ring of every channel.
-        loaded: Channels taken from a file; None without one.
-        devices: NVML index of each rank; default: the rank.
-    """
-    size, count = len(orders[0]), len(orders)
-    texts = []
-    for rank in range(size):
-        device = devices[rank] if devices else rank
-        prefix = f"node1:{100 + rank}:{100 + rank} [{rank}] NCCL INFO "
-        head = f"ncclCommInitRankConfig comm 0x1 rank {rank} nranks {size} cudaDev {rank} "
-        lines = [f"NCCL version {version}+cuda13.0"] if rank == 0 else []
-        lines += [f"{head}nvmlDev {device} busId {16 + rank:x}0 commId 0x2 - Init START"]
-        lines += ["NCCL_NVLS_ENABLE set by environment to 0."]
-        if loaded is not None:
-            lines += [f"Search {g} : {loaded} channels loaded from XML graph" for g in (0, 1)]
-        if rank == 0:
-            told = (" ".join(map(str, order)) for order in orders)
-            lines += [f"Channel {c:02d}/{count:02d} : {t}"[:128] for c, t in enumerate(told)]
-        places = [(c, order, order.index(rank)) for c, order in enumerate(orders)]
-        lines += [
-            f"Ring {c:02d} : {order[at - 1]} -> {rank} -> {order[(at + 1) % size]}"
-            for c, order, at in places
-        ]
-        lines += [
-            f"Channel {c:02d}/0 : {rank}[{device}] -> {order[(at + 1) % size]}[7] via {via}"
-            for c, order, at in places
-        ]
-        if rank == 0:
-            tuned = f"Algo {algorithm} proto SIMPLE channel{{Lo..Hi}}={{0..{count - 1}}}"
-            lines += [f"AllReduce: 8192 Bytes -> {tuned}"] * 3
-        texts.append("".join(f"{prefix}{line}\n" for line in lines))
-    return texts
 
 
 def test_real_log_of_nccls_own_search() -> None:

@@ -34,6 +34,7 @@ from topobench.plan import (
 )
 from topobench.reading import Cell, MemoryPolicy, ReasonCode, Status, to_json
 from topobench.topology import NodeKind
+from topobench.topology import Path as GpuPath
 
 SCHEMAS = Path(__file__).parent.parent / "docs/schemas"
 ON_GPUS = ("host_to_device", "device_memory", "gemm", "kernel_launch")
@@ -231,20 +232,44 @@ class TestGpuHost:
         expected = 3 * GPU_START_SECONDS + sum(c.estimated_seconds for c in cells)
         assert estimate(cells) == pytest.approx(expected)
 
-    def test_ring_orders_that_do_not_exist_yet_are_skipped_not_run_as_another(self) -> None:
+    def test_ring_arms_are_laid_out_where_orders_differ(self) -> None:
+        """Two pairs of near GPUs: 0-1 and 2-3; best crosses twice, worst always."""
+        near = {("gpu:0", "gpu:1"): 24e9, ("gpu:2", "gpu:3"): 24e9}
+        pairs = itertools.combinations([f"gpu:{i}" for i in range(4)], 2)
+        paths = tuple(GpuPath(*p, nccl_bytes_per_second=near.get(p, 9e9)) for p in pairs)
+        place = dataclasses.replace(dual(gpus=4), paths=paths)
+        orders = ("auto", "auto_ring", "identity", "best", "worst", (0, 2, 1, 3), (3, 2, 1, 0))
+        chosen = dataclasses.replace(
+            configured(probes="all_reduce", bindings="none"), rings=orders, blocks=2
+        )
+        cells = make_plan(chosen, [host(place)], seed=1).cells
+        ring_only = {"NCCL_ALGO": "allreduce:ring", "NCCL_NVLS_ENABLE": "0"}
+        assert {c.arm.ring: dict(c.arm.env) for c in planned(cells)} == {
+            "auto": {},
+            **dict.fromkeys(("auto_ring", "identity", "best", "worst"), ring_only),
+        }
+        assert {(c.arm.ring, c.block) for c in planned(cells)} == {
+            (ring, block) for ring in orders[:5] for block in (0, 1)
+        }
+        assert [(c.arm.name, c.reason and c.reason.text) for c in cells if c.reason] == [
+            ("none/0-2-1-3", "the same ring as worst"),
+            ("none/3-2-1-0", "the same ring as best"),
+        ]
+
+    def test_ring_orders_that_cannot_differ_or_be_judged_are_refused(self) -> None:
         chosen = dataclasses.replace(
             configured(probes="all_reduce", bindings="none"), rings=("auto", "best", (0, 2, 1, 3))
         )
         cells = make_plan(chosen, [host(dual(gpus=4))], seed=1).cells
-        assert {c.arm.ring for c in planned(cells)} == {"auto"}
+        assert {c.arm.ring for c in planned(cells)} == {"auto", "0-2-1-3"}
         assert reasons(cells) == [
-            ("all_reduce", "none/best", Status.SKIPPED, ReasonCode.UNSUPPORTED),
-            ("all_reduce", "none/0-2-1-3", Status.SKIPPED, ReasonCode.UNSUPPORTED),
+            ("all_reduce", "none/best", Status.SKIPPED, ReasonCode.UNSUPPORTED)
         ]
         two = make_plan(chosen, [host(dual(gpus=2))], seed=1).cells
-        assert {r[2:] for r in reasons(two)} == {
-            (Status.NOT_APPLICABLE, ReasonCode.EQUIVALENT_ARMS)
-        }
+        assert reasons(two) == [
+            ("all_reduce", "none/best", Status.NOT_APPLICABLE, ReasonCode.EQUIVALENT_ARMS),
+            ("all_reduce", "none/0-2-1-3", Status.NOT_APPLICABLE, ReasonCode.EQUIVALENT_ARMS),
+        ]
 
     def test_rings_of_our_own_have_an_order_and_no_ring_arms(self) -> None:
         chosen = dataclasses.replace(

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from topobench import rings
 from topobench.bindings import (
     MatrixArm,
     Refusal,
@@ -216,8 +217,9 @@ class _Layout:
                 elif on_gpus:
                     yield from self._broken(choice)
                     whole = self.gpus.whole
-                    rings = choice.probe.arms is Arms.GANG
-                    yield from self._gang(choice, _Bench(whole, len(whole), rings=rings), benches)
+                    in_rings = choice.probe.arms is Arms.GANG
+                    bench = _Bench(whole, len(whole), rings=in_rings)
+                    yield from self._gang(choice, bench, benches)
                 sliced = lack is not None and lack.reason.code is ReasonCode.MIG
                 if not on_gpus or (sliced and backend == "auto"):
                     yield from self._cpu_gangs(choice, benches)
@@ -311,14 +313,14 @@ class _Layout:
 
     def _arms(self, bench: _Bench) -> tuple[list[Arm], list[Refusal]]:
         """The arms of a bench that can be laid out, and those that cannot."""
-        rings, refused = self._rings(bench)
+        names, refused = self._rings(bench)
         arms = []
         for choice in self.site.config.bindings:
             found = _resolve_all(choice, self.host.topology, bench.devices)
             if isinstance(found, Refusal):
                 refused.append(found)
             else:
-                arms += [dataclasses.replace(found, ring=ring) for ring in rings]
+                arms += [_joined(found, ring) for ring in names]
             if arms and not bench.compared:
                 break
         return arms, refused
@@ -327,17 +329,14 @@ class _Layout:
         """Ring arms exist between GPUs only; orders other than NCCL's own are refused."""
         if bench.ranks < 2 or not bench.rings:
             return [None], []
-        names = [r if isinstance(r, str) else "-".join(map(str, r)) for r in self.site.config.rings]
-        equal = Reason(ReasonCode.EQUIVALENT_ARMS, "all ring orders of two GPUs are equivalent")
-        unbuilt = Reason(ReasonCode.UNSUPPORTED, "this version runs NCCL's own ring order only")
+        matrix = rings.bandwidths(self.host.topology, bench.devices)
+        found = rings.arms(self.site.config.rings, bench.ranks, matrix)
         refused = [
-            Refusal(f"none/{name}", Status.NOT_APPLICABLE, equal)
-            if bench.ranks == 2
-            else Refusal(f"none/{name}", Status.SKIPPED, unbuilt)
-            for name in names
-            if name != "auto"
+            Refusal(f"none/{arm.name}", arm.status, arm.reason)
+            for arm in found
+            if isinstance(arm, rings.RingRefusal)
         ]
-        return ["auto"] if "auto" in names else [], refused
+        return [arm.name for arm in found if isinstance(arm, rings.RingArm)], refused
 
     def _rounds(self, groups: Sequence[_Group], label: str, count: int) -> Iterator[Cell]:
         """Complete rounds over the arms in seeded order, every second one mirrored."""
@@ -437,3 +436,9 @@ def _resolve_all(choice: BindingChoice, topology: Topology, gpus: tuple[Gpu, ...
     if all(one == found[0] for one in found):
         return Arm(found[0])
     return Arm(united(found), rank_bindings=tuple(found))
+def _joined(arm: Arm, ring: str | None) -> Arm:
+    """An arm with a ring; all but NCCL's own choice run all-reduce by rings alone."""
+    settings = {} if ring in (None, rings.AUTO) else rings.RING_ONLY
+    return dataclasses.replace(arm, ring=ring, env={**arm.env, **settings})
+
+

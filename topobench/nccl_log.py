@@ -101,11 +101,13 @@ class Asked:
         rings: Ring of each channel of the graph file, as ranks; empty without a file.
         devices: NVML index of each rank's GPU; empty where they are not known.
         channels: Channels it was pinned to; None where it chose.
+        bytes: Payloads of the all-reduces that were run, each of which the log must name.
     """
 
     rings: tuple[Order, ...] = ()
     devices: tuple[int, ...] = ()
     channels: int | None = None
+    bytes: tuple[int, ...] = ()
 
 
 def parse(texts: Iterable[str]) -> NcclLog:
@@ -167,7 +169,7 @@ def verify(log: NcclLog, asked: Asked) -> Reason | None:
     """
     Hold what NCCL did against what it was told; None if it did that.
 
-    Every all-reduce must have taken the ring algorithm.
+    Every all-reduce must have taken the ring algorithm, and the log must say so.
 
     Raises:
         ImportFailed: The log does not say what it did.
@@ -177,12 +179,10 @@ def verify(log: NcclLog, asked: Asked) -> Reason | None:
         _other_devices(log, asked.devices)
         or _not_loaded(log, len(asked.rings))
         or (mismatch(used, asked.rings) if asked.rings else None)
+        or _other_algorithm(log, asked.bytes)
     )
     if text is None and asked.channels not in (None, len(used)):
         text = f"{asked.channels} channels were asked for, NCCL used {len(used)}"
-    for choice in log.choices if text is None else ():
-        if choice.op in (None, "AllReduce") and choice.algorithm != "RING":
-            text = f"an all-reduce of {choice.bytes} bytes took {choice.algorithm}, not RING"
     return Reason(ReasonCode.RING_MISMATCH, text) if text else None
 
 
@@ -210,7 +210,7 @@ def summary(log: NcclLog) -> dict[str, object]:
         "version": log.version,
         "channels": len(used),
         "rings": dict(Counter(map(name_of, used))),
-        "algorithms": {str(c.bytes): f"{c.algorithm}/{c.protocol}" for c in log.choices},
+        "algorithms": {str(c.bytes): f"{c.algorithm}/{c.protocol}" for c in _all_reduces(log)},
         "transports": dict(log.transports),
         "env": dict(log.env),
         "loaded": {str(graph): sorted(counts) for graph, counts in sorted(log.loaded.items())},
@@ -317,4 +317,19 @@ def _not_loaded(log: NcclLog, channels: int) -> str | None:
         if told != wanted:
             got = ", ".join(map(str, sorted(told))) or "none"
             return f"NCCL loaded {got} of {channels} channels of graph {graph} from the file"
+    return None
+
+
+def _all_reduces(log: NcclLog) -> list[Choice]:
+    """Logs before 2.23 do not name the operation; in a run of all-reduces few are others."""
+    return [choice for choice in log.choices if choice.op in (None, "AllReduce")]
+
+
+def _other_algorithm(log: NcclLog, sizes: Sequence[int]) -> str | None:
+    chosen = _all_reduces(log)
+    for choice in chosen:
+        if choice.algorithm != "RING":
+            return f"an all-reduce of {choice.bytes} bytes took {choice.algorithm}, not RING"
+    if missing := set(sizes) - {choice.bytes for choice in chosen}:
+        return f"NCCL's log names no algorithm for {min(missing)} bytes"
     return None

@@ -22,6 +22,8 @@ Order = tuple[int, ...]
 Matrix = tuple[tuple[float, ...], ...]
 
 AUTO, AUTO_RING, IDENTITY, BEST, WORST = "auto", "auto_ring", "identity", "best", "worst"
+RING_ONLY = {"NCCL_ALGO": "allreduce:ring", "NCCL_NVLS_ENABLE": "0"}
+"""Settings of every ring arm but auto: an all-reduce by rings, and nothing set up for others."""
 EXAMPLE = "an order of device positions such as 0-2-1-3"
 
 _SOURCES = (
@@ -203,24 +205,41 @@ def arms(
     return found
 
 
+def order_of(name: str, matrix: Matrix | None) -> Order | None:
+    """
+    The order that an arm's name stands for; None where NCCL chooses, or nothing is known.
+
+    Raises:
+        UsageError: The name is none.
+    """
+    if name in (AUTO, AUTO_RING, IDENTITY):
+        return None
+    if name not in (BEST, WORST):
+        return parse_order(name)
+    if matrix is None:
+        return None
+    return best(matrix) if name == BEST else worst(matrix)
+
+
 def _ordered(
     item: str | Sequence[int], size: int, matrix: Matrix | None, *, no_choice: bool
 ) -> Order | Reason:
     """The order an arm asks for, or why it cannot be compared."""
-    if not isinstance(item, str) and len(item) != size:
-        text = f"the order has {len(item)} positions; {size} GPUs take part here"
-        return Reason(ReasonCode.UNSUPPORTED, text)
     if no_choice:
         text = f"all ring orders of these {size} GPUs are equivalent: equal path bandwidths"
         if size < 3:
             text = "all ring orders of two GPUs are equivalent"
         return Reason(ReasonCode.EQUIVALENT_ARMS, text)
+    if not isinstance(item, str) and len(item) != size:
+        text = f"the order has {len(item)} positions; {size} GPUs take part here"
+        return Reason(ReasonCode.UNSUPPORTED, text)
     if not isinstance(item, str):
         return tuple(item)
-    if matrix is None:
+    order = order_of(item, matrix)
+    if order is None:
         text = f"{item} needs the bandwidth of every path between these GPUs; some are unknown"
         return Reason(ReasonCode.UNSUPPORTED, text)
-    return best(matrix) if item == BEST else worst(matrix)
+    return order
 
 
 def _between(path: Path | None, source: str) -> float:

@@ -20,17 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import topobench
-from topobench.agents import environment
+from topobench.agents import environment, nccl_run
 from topobench.agents.environment import Environment
 from topobench.agents.gang import CANCELLED, Gang, Outcome, Seat, utc_now
-from topobench.errors import AgentError
+from topobench.agents.nccl_run import Dump, NcclRun
+from topobench.errors import AgentError, ImportFailed
 from topobench.host import Host
 from topobench.reading import (
+    MEASURED,
     Arm,
     Binding,
     Cell,
     Member,
     MemoryPolicy,
+    Reason,
+    ReasonCode,
     Run,
     Status,
     to_json,
@@ -108,6 +112,7 @@ class Launcher:
         self._targets = targets or {}
         self._watch = watch
         self._gang: Gang | None = None
+        self._dumps: dict[tuple[str, ...], Dump] = {}
 
     def run(
         self,
@@ -147,22 +152,75 @@ class Launcher:
             yield from batch.settle(Outcome(Status.SKIPPED, reason))
         false_starts = 0
         while batch.left and not stop.is_set():
-            gang = self._gang = Gang(self._seats(first), batch.setting.variables)
-            try:
-                refused = gang.ready(self._limits.start_up(first), stop)
-                if refused is None:
-                    false_starts = 0
-                    yield from self._measure(gang, batch, stop)
-                else:
-                    false_starts += 1
-                    gang.finish()
-                    hopeless = refused.for_all or false_starts > 1
-                    yield from batch.settle(refused, None if hopeless else 1)
-            finally:
-                gang.end()
+            with self._given(first, batch.setting, stop) as given:
+                if isinstance(given, Outcome):
+                    yield from batch.settle(given)
+                    return
+                variables = {**batch.setting.variables, **given.variables}
+                gang = self._gang = Gang(self._seats(first), variables)
+                try:
+                    refused = gang.ready(self._limits.start_up(first), stop)
+                    if refused is None:
+                        false_starts = 0
+                        yield from self._measure(gang, given, batch, stop)
+                    else:
+                        false_starts += 1
+                        gang.finish()
+                        hopeless = refused.for_all or false_starts > 1
+                        yield from batch.settle(refused, None if hopeless else 1)
+                finally:
+                    gang.end()
         yield from batch.settle(CANCELLED)
 
-    def _measure(self, gang: Gang, batch: _Batch, stop: threading.Event) -> Iterator[Run]:
+    @contextlib.contextmanager
+    def _given(
+        self, cell: Cell, setting: Environment, stop: threading.Event
+    ) -> Iterator[NcclRun | Outcome]:
+        """What a gang over NCCL gets; the outcome of its cells if it cannot be had."""
+        if not nccl_run.concerns(cell):
+            yield NcclRun()
+            return
+        with nccl_run.private_folder(self._log_dir) as folder:
+            try:
+                dump = self._dump(cell, setting, stop) if nccl_run.needs_dump(cell) else None
+                given: NcclRun | Outcome = (
+                    dump
+                    if isinstance(dump, Outcome)
+                    else nccl_run.prepare(
+                        cell,
+                        self._host.topology,
+                        folder,
+                        dump=dump,
+                        environment=setting.variables,
+                    )
+                )
+            except ImportFailed as error:
+                given = Outcome(Status.SKIPPED, Reason(ReasonCode.UNSUPPORTED, str(error)))
+            yield given
+
+    def _dump(self, cell: Cell, setting: Environment, stop: threading.Event) -> Dump | Outcome:
+        """NCCL's own graph between these GPUs, from a gang of its own; asked for once."""
+        if cell.devices in self._dumps:
+            return self._dumps[cell.devices]
+        small = nccl_run.smallest(cell)
+        with nccl_run.private_folder(self._log_dir) as folder:
+            variables = {**setting.variables, **nccl_run.dumping(folder)}
+            gang = self._gang = Gang(self._seats(small), variables)
+            try:
+                outcome = gang.ready(self._limits.start_up(small), stop) or gang.measure(
+                    self._go(small), self._limits.of(small), stop
+                )
+                gang.finish()
+            finally:
+                gang.end()
+            if outcome.status not in MEASURED:
+                return replace(outcome, readings=())
+            self._dumps[cell.devices] = nccl_run.read_dump(folder)
+        return self._dumps[cell.devices]
+
+    def _measure(
+        self, gang: Gang, given: NcclRun, batch: _Batch, stop: threading.Event
+    ) -> Iterator[Run]:
         """Run cells for as long as these workers are fit for it."""
         going = True
         while going and batch.left and not stop.is_set():
@@ -170,6 +228,7 @@ class Launcher:
             with self._watch(cell) as seen:
                 outcome = gang.measure(self._go(cell), self._limits.of(cell), stop)
             outcome = replace(outcome, conditions={**outcome.conditions, **seen})
+            outcome = given.judged(cell, outcome, batch.setting.mask)
             going = bool(batch.left) and gang.usable()
             if not going:
                 outcome = replace(outcome, warnings=(*outcome.warnings, *gang.finish()))

@@ -1,0 +1,155 @@
+"""Ring arms in real workers: what NCCL is given, what is proven, what fails. NCCL is a stand-in."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launching import TESTS, Lab, cell, host
+from topobench import nccl_log, rings
+from topobench.agents import nccl_run
+from topobench.agents.launch import Launcher, Limits
+from topobench.host import Host
+from topobench.reading import Arm, Binding, Cell, ReasonCode, Run, Status
+from topobench.topology import Gpu, Known, Nic
+from topobench.topology import Path as GpuPath
+
+GPUS = tuple(f"GPU-{i}" for i in range(4))
+FIRST = 8  # NVML index of the first GPU: above nine, indices are hexadecimal in NCCL's files
+
+
+def quad(*, rdma: bool = False) -> Host:
+    """A host with two pairs of near GPUs: 8-9 and 10-11."""
+    made = host()
+    gpus = tuple(
+        Gpu(FIRST + i, key, None, "GPU", 1 << 30, Known(0, "test")) for i, key in enumerate(GPUS)
+    )
+    near = {(gpus[0].name, gpus[1].name), (gpus[2].name, gpus[3].name)}
+    pairs = itertools.combinations([g.name for g in gpus], 2)
+    paths = tuple(GpuPath(*p, nccl_bytes_per_second=24e9 if p in near else 9e9) for p in pairs)
+    nics = (Nic("mlx5_0", None, Known(0, "test"), state="active", rdma=True),) if rdma else ()
+    topology = dataclasses.replace(made.topology, gpus=gpus, paths=paths, nics=nics)
+    return dataclasses.replace(made, topology=topology)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    found = Lab(tmp_path)
+    yield found
+    found.assert_nothing_left()
+
+
+def launcher(lab: Lab, on: Host) -> Launcher:
+    return Launcher(
+        sweep=lab.sweep,
+        host=on,
+        env={"PYTHONPATH": str(TESTS)},
+        log_dir=lab.logs,
+        limits=Limits(least=20.0, factor=1.0, start=20.0, start_gpu=20.0),
+        targets={"madenccl": "nccl_probe:MadeNccl"},
+    )
+
+
+def in_ring(ring: str, *, fault: str = "", size: int = 8192) -> Cell:
+    made = cell("madenccl", ranks=4, bytes=size, first=FIRST, fault=fault)
+    env = {} if ring == "auto" else rings.RING_ONLY
+    arm = Arm(Binding("none"), ring, env)
+    return dataclasses.replace(made, id=str(uuid.uuid4()), arm=arm, devices=GPUS)
+
+
+def run(lab: Lab, *cells: Cell, on: Host | None = None) -> list[Run]:
+    return list(launcher(lab, on or quad()).run(cells, stop=lab.stop))
+
+
+@pytest.mark.parametrize(
+    ("ring", "order"),
+    [
+        ("auto", "0-1-2-3"),
+        ("auto_ring", "0-1-2-3"),
+        ("identity", "0-1-2-3"),
+        ("worst", "0-2-1-3"),
+        ("0-3-1-2", "0-3-1-2"),
+    ],
+)
+def test_the_ring_used_is_the_ring_asked_for_and_proven(lab: Lab, ring: str, order: str) -> None:
+    """In every channel: two of NCCL's own graph, repeated to four; both cells of a gang."""
+    cells = in_ring(ring), in_ring(ring, size=1 << 20)
+    runs = run(lab, *cells)
+    assert [(r.status, r.reason) for r in runs] == [(Status.OK, None)] * 2
+    first, second = (r.conditions["nccl"] for r in runs)
+    assert (first["channels"], first["rings"]) == (4, {order: 4})
+    assert first["transports"] == {"P2P/CUMEM": 16}
+    given = ring not in ("auto", "auto_ring")
+    assert first["loaded"] == ({"0": [2], "1": [2]} if given else {})
+    assert second["algorithms"] == {"8192": "RING/SIMPLE", str(1 << 20): "RING/SIMPLE"}
+    log = nccl_log.parse([nccl_run.unpack(runs[0].conditions["nccl_log"])])
+    assert {rings.name_of(r) for r in nccl_log.rings(log)} == {order}
+    assert "nccl_log" not in runs[1].conditions, "once a gang"
+    assert not list(lab.logs.glob("nccl-*")), "its folders are gone"
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("ignored", "channel 0: asked 0-2-1-3, NCCL used 0-1-2-3"),
+        ("tree", "an all-reduce of 8192 bytes took TREE, not RING"),
+        ("silent", "the ring cannot be proven: NCCL log: no line of NCCL"),
+    ],
+)
+def test_another_ring_than_asked_for_is_failed_without_numbers(
+    lab: Lab, fault: str, told: str
+) -> None:
+    (found,) = run(lab, in_ring("worst", fault=fault))
+    assert found.reason is not None
+    assert (found.status, found.reason.code) == (Status.FAILED, ReasonCode.RING_MISMATCH)
+    assert told in found.reason.text
+    assert found.readings == ()
+
+
+def test_what_nccl_warned_of_is_kept_when_it_fails(lab: Lab) -> None:
+    (found,) = run(lab, in_ring("auto_ring", fault="error"))
+    assert found.status is Status.FAILED
+    assert "nccl: ring 0 does not loop back" in found.warnings
+
+
+def test_sockets_are_the_wrong_transport_where_an_rdma_port_is_active(lab: Lab) -> None:
+    (found,) = run(lab, in_ring("auto", fault="sockets"), on=quad(rdma=True))
+    assert found.reason is not None
+    assert (found.status, found.reason.code) == (Status.INVALID, ReasonCode.WRONG_TRANSPORT)
+    (without,) = run(lab, in_ring("auto", fault="sockets"))
+    assert without.status is Status.OK
+
+
+def test_nccls_own_graph_is_asked_for_once_for_the_same_gpus(lab: Lab) -> None:
+    """By a gang of its own before the first arm that needs it."""
+    launched = launcher(lab, quad())
+    counts = []
+    for ring in ("auto_ring", "worst", "identity"):
+        (found,) = launched.run([in_ring(ring)], stop=lab.stop)
+        assert found.status is Status.OK, found.reason
+        counts.append(len(launched._dumps))
+    assert counts == [0, 1, 1]
+    assert launched._dumps[GPUS].channels == 4
+
+
+def test_gpus_that_the_dump_does_not_hold_are_refused_before_the_launch(lab: Lab) -> None:
+    made = in_ring("worst")
+    other = dataclasses.replace(made.case, params={**made.case.params, "first": 0})
+    (found,) = run(lab, dataclasses.replace(made, case=other))
+    assert found.reason is not None
+    assert (found.status, found.reason.code) == (Status.SKIPPED, ReasonCode.UNSUPPORTED)
+    assert "has the GPU 0, which does not take part" in found.reason.text
+
+
+def test_a_gang_that_cannot_dump_gives_its_reason(lab: Lab) -> None:
+    made = in_ring("best")
+    case = dataclasses.replace(made.case, probe="nosuch")
+    (found,) = run(lab, dataclasses.replace(made, case=case))
+    assert found.status is Status.FAILED
+    assert found.reason is not None
+    assert "nosuch" in found.reason.text

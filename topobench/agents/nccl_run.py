@@ -1,0 +1,244 @@
+"""
+What a gang over NCCL is given, and what NCCL's own log proves of it.
+
+Each gang gets a private folder: NCCL logs into it, one file a process, and ring arms find their
+graph file there. A run whose ring is not the one asked for is failed, whatever it measured.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from topobench import nccl_graph, nccl_log, rings
+from topobench.agents.gang import Outcome
+from topobench.errors import AgentError, ImportFailed
+from topobench.nccl_graph import Graph
+from topobench.nccl_log import Asked, NcclLog
+from topobench.reading import MEASURED, Cell, Reason, ReasonCode, Status
+from topobench.topology import Topology
+
+MAX_LOG_BYTES = 64 << 20
+MAX_STORED_BYTES = 96 << 10
+"""Of a log as it is stored: compressed and in base 64."""
+_SUBSYSTEMS = "INIT,ENV,GRAPH,TUNING,NET"
+_DUMP = "graph-dump.xml"
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """
+    What NCCL's own search for rings gave between some GPUs.
+
+    Args:
+        channels: How many it used in the end, after repeating those of the graphs.
+    """
+
+    graphs: tuple[Graph, ...]
+    channels: int
+
+
+@dataclass(slots=True)
+class NcclRun:
+    """
+    One gang's share of NCCL.
+
+    Args:
+        folder: Where its logs are; None for a gang without NCCL.
+        variables: Environment on top of everything else.
+        asked: What it was told to do; None where NCCL may do as it likes.
+        rdma_active: An RDMA port of the host is active.
+    """
+
+    folder: Path | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    asked: Asked | None = None
+    rdma_active: bool = False
+    _stored: bool = False
+
+    def judged(self, cell: Cell, outcome: Outcome, mask: Callable[[str], str]) -> Outcome:
+        """The outcome of a cell with what NCCL did, and refused if that was something else."""
+        if self.folder is None:
+            return outcome
+        if outcome.status not in MEASURED:
+            return replace(outcome, warnings=(*outcome.warnings, *_warned(self.folder)))
+        try:
+            log = nccl_log.parse(_texts(self.folder))
+            proof = nccl_log.summary(log)
+            wrong = self._mismatch(log, cell)
+        except ImportFailed as error:
+            if self.asked is None:
+                return replace(outcome, warnings=(*outcome.warnings, f"nccl_log: {error}"))
+            reason = Reason(ReasonCode.RING_MISMATCH, f"the ring cannot be proven: {error}")
+            return replace(outcome, status=Status.FAILED, reason=reason, readings=())
+        conditions = {**outcome.conditions, "nccl": proof, **self._raw(mask)}
+        outcome = replace(outcome, conditions=conditions)
+        if wrong is not None:
+            return replace(outcome, status=Status.FAILED, reason=wrong, readings=())
+        transport = nccl_log.wrong_transport(log, rdma_active=self.rdma_active)
+        if transport is not None:
+            return replace(outcome, status=Status.INVALID, reason=transport)
+        return outcome
+
+    def _mismatch(self, log: NcclLog, cell: Cell) -> Reason | None:
+        if self.asked is None:
+            return None
+        size = cell.case.params.get("bytes")
+        sizes = (size,) if isinstance(size, int) else ()
+        return nccl_log.verify(log, replace(self.asked, bytes=sizes))
+
+    def _raw(self, mask: Callable[[str], str]) -> dict[str, str]:
+        """The log itself, with the first cell of its gang, if it is small."""
+        if self._stored or self.folder is None:
+            return {}
+        self._stored = True
+        packed = pack(mask("".join(_texts(self.folder))))
+        return {"nccl_log": packed} if len(packed) <= MAX_STORED_BYTES else {}
+
+
+def concerns(cell: Cell) -> bool:
+    """Whether a cell's ranks are joined by NCCL's rings."""
+    return cell.ranks > 1 and cell.arm.ring is not None
+
+
+def needs_dump(cell: Cell) -> bool:
+    """Whether NCCL is given a ring, which is made of its own."""
+    return concerns(cell) and cell.arm.ring not in (rings.AUTO, rings.AUTO_RING)
+
+
+@contextlib.contextmanager
+def private_folder(parent: Path) -> Iterator[Path]:
+    """
+    A folder that only this user can read, gone at the end.
+
+    Raises:
+        AgentError: It cannot be made.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(prefix="nccl-", dir=parent, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise AgentError(f"no folder for NCCL's files: {error}") from error
+    with made as name:
+        yield Path(name)
+
+
+def dumping(folder: Path) -> dict[str, str]:
+    """Variables with which NCCL searches by itself and tells what it found."""
+    return {**_logging(folder), "NCCL_GRAPH_DUMP_FILE": str(folder / _DUMP)}
+
+
+def smallest(cell: Cell) -> Cell:
+    """The cell with the least payload: enough to see what NCCL found."""
+    params = {**cell.case.params, **({"bytes": 8} if "bytes" in cell.case.params else {})}
+    return replace(cell, case=replace(cell.case, params=params), estimated_seconds=0.0)
+
+
+def read_dump(folder: Path) -> Dump:
+    """
+    What NCCL found in a run with :func:`dumping`.
+
+    Raises:
+        ImportFailed: It left no graph or log, or one that cannot be read.
+    """
+    try:
+        text = (folder / _DUMP).read_text(errors="replace")
+    except OSError as error:
+        raise ImportFailed(f"NCCL wrote no graph: {error.strerror}") from error
+    used = nccl_log.rings(nccl_log.parse(_texts(folder)))
+    return Dump(nccl_graph.parse(text), len(used))
+
+
+def prepare(
+    cell: Cell,
+    topology: Topology,
+    folder: Path,
+    *,
+    dump: Dump | None,
+    environment: Mapping[str, str],
+) -> NcclRun:
+    """
+    What the gang of a cell is given; its graph file is written.
+
+    Args:
+        dump: NCCL's own graph, for the arms that need it.
+        environment: What its workers get beside it.
+
+    Raises:
+        ImportFailed: NCCL would mishandle the graph file, or the GPUs are not known here.
+    """
+    variables = _logging(folder)
+    active = any(nic.rdma and nic.state == "active" for nic in topology.nics)
+    if cell.arm.ring == rings.AUTO:
+        return NcclRun(folder, variables, None, active)
+    gpus = {gpu.key: gpu for gpu in topology.gpus}
+    devices = tuple(gpus[key].index if key in gpus else None for key in cell.devices)
+    known = tuple(device for device in devices if device is not None)
+    if len(known) < cell.ranks:
+        raise ImportFailed("NCCL graph: the NVML index of a GPU is not known")
+    if dump is None:
+        return NcclRun(folder, variables, Asked(devices=known), active)
+    matrix = rings.bandwidths(topology, [gpus[key] for key in cell.devices])
+    order = rings.order_of(cell.arm.ring or rings.IDENTITY, matrix)
+    graphs = _graphs(dump, known, order)
+    nccl_graph.check(graphs, known, cross_nic=environment.get("NCCL_CROSS_NIC") != "0")
+    file = folder / "graph.xml"
+    file.write_text(nccl_graph.render(graphs))
+    variables |= {
+        "NCCL_GRAPH_FILE": str(file),
+        "NCCL_MIN_CTAS": str(dump.channels),
+        "NCCL_MAX_CTAS": str(dump.channels),
+    }
+    ranks = {device: rank for rank, device in enumerate(known)}
+    asked = tuple(tuple(ranks[dev] for dev in ring) for ring in nccl_graph.rings(graphs))
+    return NcclRun(folder, variables, Asked(asked, known, dump.channels), active)
+
+
+def pack(text: str) -> str:
+    """A log as conditions keep it: without repeated lines, compressed, in base 64."""
+    lines = dict.fromkeys(text.splitlines(keepends=True))
+    return base64.b64encode(zlib.compress("".join(lines).encode(), 9)).decode()
+
+
+def unpack(packed: str) -> str:
+    """The log that :func:`pack` packed."""
+    return zlib.decompress(base64.b64decode(packed)).decode()
+
+
+def _graphs(dump: Dump, devices: Sequence[int], order: rings.Order | None) -> tuple[Graph, ...]:
+    if order is None:
+        return nccl_graph.reinjected(dump.graphs)
+    return nccl_graph.permuted(dump.graphs, [devices[position] for position in order])
+
+
+def _logging(folder: Path) -> dict[str, str]:
+    return {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": _SUBSYSTEMS,
+        "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p.log",
+    }
+
+
+def _warned(folder: Path) -> list[str]:
+    """What NCCL warned of; its log file keeps it from the worker's own log."""
+    try:
+        return [f"nccl: {text}" for text in nccl_log.parse(_texts(folder)).warnings[:5]]
+    except ImportFailed:
+        return []
+
+
+def _texts(folder: Path) -> list[str]:
+    """The logs of all processes; the head of one that is too long."""
+    texts = []
+    for file in sorted(folder.glob("nccl.*.log")):
+        try:
+            with file.open("rb") as stream:
+                texts.append(stream.read(MAX_LOG_BYTES).decode(errors="replace"))
+        except OSError as error:
+            raise ImportFailed(f"NCCL log: {file.name}: {error.strerror}") from error
+    return texts
