@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ import typer
 from documents import check
 from topobench import cli, commands
 from topobench.errors import RefusedError
+from topobench.signals import Interrupted
 
 BODIES = {
     ("probe",): ("probe", []),
@@ -124,6 +128,34 @@ def test_a_refusal_and_an_interrupt_keep_their_codes(
     assert "held by nightly" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (Interrupted(signal.SIGTERM), 143),
+        (Interrupted(signal.SIGHUP), 129),
+        (SystemExit(signal.SIGTERM), 143),
+    ],
+    ids=repr,
+)
+def test_a_signal_has_its_code_and_its_document(
+    raised: BaseException,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(commands, "probe", fail)
+    assert cli.main(["probe"]) == code
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"topobench: ended by {signal.Signals(code - 128).name}\n")
+    assert cli.main(["probe", "--format", "json"]) == code
+    document = checked(capsys.readouterr().out, "error")
+    assert (document["exit_code"], document["error"]["type"]) == (code, "Interrupted")
+
+
 @pytest.mark.parametrize("words", BODIES, ids=IDS)
 def test_every_help_text_says_what_it_does_and_gives_an_example(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -151,9 +183,9 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
         (["probe", "--profile", "quik"], 2, "quick"),
         (["probe", "--cluster", "absent.yaml"], 2, "absent.yaml"),
         (["probe", "--store", "mysql://h/d"], 2, "mysql"),
-        (["probe", "--store", "sqlite:////no/such/folder/t.db"], 1, "does not exist"),
+        (["probe", "--store", "sqlite:////no/such/folder/t.db"], 3, "does not exist"),
         (["probe", "--budget", "soon"], 2, "budget"),
-        (["probe", "--resume", "latest"], 1, "no sweep"),
+        (["probe", "--resume", "latest"], 3, "no sweep"),
         (["report"], 1, "no such file"),
         (["query"], 2, "--list"),
         (["query", "latest", "--sql", "select 1"], 2, "--list"),
@@ -189,6 +221,23 @@ def test_every_mistake_of_a_config_is_told_at_once(
         assert f"c.yaml:{line}: {key}" in err
 
 
+def test_a_file_of_nothing_but_mistakes_is_told_shortly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text("kind: topobench/v1\n" * 10_001)
+    assert cli.main(["probe", "--cluster", "c.yaml"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert (len(lines), lines[-1]) == (101, "and 9900 more")
+
+
+def test_an_error_cannot_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text('kind: topobench/v1\n"\\e[2Jkey": 1\n')
+    assert cli.main(["probe", "--cluster", "c.yaml"]) == 2
+    assert "c.yaml:2: \\x1b[2Jkey: unknown key" in capsys.readouterr().err
+
+
 def test_print_config_shows_the_effective_one_and_runs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,6 +258,43 @@ def test_a_reader_that_had_enough_is_no_error(tmp_path: Path) -> None:
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "{", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "redirection", "code", "error"),
+    [
+        ("query --list", ">&-", 0, ""),
+        ("probe --print-config", "<&- >&-", 0, ""),
+        ("query --bad", "<&- >&- 2>&-", 2, ""),
+        (
+            "query --list",
+            ">/dev/full",
+            1,
+            "topobench: standard output cannot be written: No space left on device\n",
+        ),
+        ("query --list --format json", ">/dev/full", 1, ""),
+        ("--help", "| true", 0, ""),
+    ],
+)
+def test_standard_streams_that_are_closed_or_full(
+    arguments: str, redirection: str, code: int, error: str
+) -> None:
+    command = f"{sys.executable} -m topobench {arguments} {redirection}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", error)
+
+
+def test_a_terminal_without_a_letter_shows_its_number() -> None:
+    sqlite3.connect("t.db").close()
+    ask = [sys.executable, "-m", "topobench", "query", "--store", "sqlite:///t.db"]
+    done = subprocess.run(
+        [*ask, "--sql", "select 'h\u00f6st' as a", "--format", "csv"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["a", "h\\xf6st"])
 
 
 def test_the_json_of_an_error_is_the_only_thing_on_standard_output(tmp_path: Path) -> None:

@@ -174,12 +174,15 @@ def test_a_signal_ends_the_sweep_cleanly_with_its_code(
     assert resumed["exit_code"] == 0
 
 
-def test_a_signal_while_ray_starts_leaves_nothing(job: Job) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_ray_starts_leaves_nothing(
+    job: Job, number: signal.Signals, code: int
+) -> None:
     driver = job.start("probe", *MANY)
     while driver.poll() is None and not list(descendants(driver.pid)):
         time.sleep(0.05)
     time.sleep(1.0)
-    driver.send_signal(signal.SIGINT)
+    driver.send_signal(number)
     _, err = driver.communicate(timeout=30)
-    assert driver.returncode == 130, err
+    assert driver.returncode == code, err
     assert gone_within(5, driver.pid, job.sweeps()) == []

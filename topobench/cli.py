@@ -7,8 +7,10 @@ Everything heavy is imported inside the commands, so that ``topobench --help`` s
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -19,6 +21,7 @@ import typer
 
 from topobench import __version__
 from topobench.errors import TopobenchError, UsageError
+from topobench.signals import Interrupted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -203,7 +206,8 @@ def probe(
         ),
     )
     if print_config:
-        print(config.to_yaml(wanted), end="")
+        with _reader_may_leave():
+            print(config.to_yaml(wanted), end="")
         return 0
     quiet = trigger is Trigger.CRON
     console = None if quiet else _stderr()
@@ -588,17 +592,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Codes: docs/exit-codes.md.
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
+    _prepare_streams()
     try:
-        code = typer.main.get_command(app).main(argv, "topobench", standalone_mode=False)
-        return int(code or 0)
-    except (KeyboardInterrupt, typer.Abort):
-        return 130
+        command = typer.main.get_command(app)
+        # Not its main(): that turns every KeyboardInterrupt into 130 and says nothing.
+        with command.make_context("topobench", list(argv)) as context:
+            return int(command.invoke(context) or 0)
+    except typer.Exit as error:
+        return error.exit_code
+    except KeyboardInterrupt as error:
+        return _interrupted(argv, getattr(error, "number", signal.SIGINT))
+    except typer.Abort:
+        return _interrupted(argv, signal.SIGINT)
+    except SystemExit as error:
+        if error.code != signal.SIGTERM:  # what Ray's own handler raises while Ray starts
+            raise
+        return _interrupted(argv, signal.SIGTERM)
+    except BrokenPipeError:  # of the help's reader
+        _drop_stdout()
+        return 1
     except typer.TyperException as error:
         return _complain(argv, UsageError(_sentence(error)))
     except TopobenchError as error:
         return _complain(argv, error)
     except Exception as error:
         return _complain(argv, error)
+
+
+def _interrupted(argv: Sequence[str], number: int) -> int:
+    """Say which signal it was, as text or as a JSON document; returns the exit code."""
+    error = Interrupted(number)
+    code = 128 + number
+    if _wants_json(argv):
+        _print_error(argv, error, code)
+    else:
+        print(f"topobench: {error}", file=sys.stderr)
+    return code
 
 
 def _sentence(error: typer.TyperException) -> str:
@@ -619,29 +648,46 @@ def _complain(argv: Sequence[str], error: Exception) -> int:
             file=sys.stderr,
         )
     elif not _wants_json(argv):
-        print(f"topobench: {error}", file=sys.stderr)
+        from topobench.report.safe import clean
+
+        # It may hold words of a file or host that steer a terminal.
+        lines = [clean(line, _LONGEST_LINE) for line in str(error).split("\n")]
+        print("topobench: " + "\n".join(lines), file=sys.stderr)
     if _wants_json(argv):
-        import json
-
-        from topobench.envelope import error_envelope
-        from topobench.sweep import utc_now
-
-        document = error_envelope(_command_of(argv), error, exit_code=code, generated_at=utc_now())
-        print(json.dumps(document))
+        _print_error(argv, error, code)
     return code
 
 
+def _print_error(argv: Sequence[str], error: BaseException, code: int) -> None:
+    import json
+
+    from topobench.envelope import error_envelope
+    from topobench.sweep import utc_now
+
+    document = error_envelope(_command_of(argv), error, exit_code=code, generated_at=utc_now())
+    with contextlib.suppress(OSError):  # standard output may be what went wrong
+        print(json.dumps(document), flush=True)
+
+
+_LONGEST_LINE = 4000
+"""Characters of one line of an error."""
 _SWEEPS = {"probe", "sweep"}
 _JUDGES = {"check", "accept"}
 
 
 def _code_of(argv: Sequence[str], error: Exception) -> int:
-    """Exit code of an error: our bugs are 70 where a sweep ran, 3 where a verdict is asked."""
+    """
+    Exit code of an error.
+
+    What a sweep could not do at all (no store, no Ray) is 3, since 1 says that cells ran; our
+    bugs are 70 there. Where a verdict is asked, everything is 3.
+    """
     command = _command_of(argv).partition("-")[0]
     if command in _JUDGES or (command == "sweep" and "--check" in argv):
         return 3
     if isinstance(error, TopobenchError):
-        return error.exit_code
+        unable = error.exit_code == TopobenchError.exit_code
+        return 3 if unable and command in _SWEEPS else error.exit_code
     return 70 if command in _SWEEPS else 1
 
 
@@ -727,7 +773,32 @@ def _reader_may_leave() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
+    except OSError as error:
+        _drop_stdout()
+        raise TopobenchError(f"standard output cannot be written: {error.strerror}") from error
+
+
+def _drop_stdout() -> None:
+    """What is still in its buffer goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _prepare_streams() -> None:
+    """
+    Make standard streams usable whatever the caller closed.
+
+    A closed one would give its number to the next file that is opened, such as the database.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a host name, a terminal of ASCII
 
 
 def _stderr() -> Console:

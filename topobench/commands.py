@@ -203,8 +203,9 @@ def _drive(
         ):
             progress.note(f"{len(planned)} cells, about {format_span(seconds)}")
             sweep.drive(planned, agents, store, progress, stop=stop, attempts=attempts)
-        status = "interrupted" if signals.number else "done"
+        status = "done"
     finally:
+        status = "interrupted" if signals.number else status
         store.end_sweep(sweep_id, status, ended_at=sweep.utc_now())
 
 

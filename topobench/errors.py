@@ -27,6 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_MOST_MISTAKES = 100
+
 
 class TopobenchError(Exception):
     """The root; catching it catches everything topobench raises on purpose."""
@@ -45,12 +47,15 @@ class ConfigError(UsageError):
     A config file is wrong.
 
     Args:
-        mistakes: One line each, ``file:line: key: what, accepted values``.
+        mistakes: One line each, ``file:line: key: what, accepted values``. The message shows
+            the first hundred.
     """
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         self.mistakes = tuple(mistakes)
-        super().__init__("\n".join(self.mistakes))
+        left = len(self.mistakes) - _MOST_MISTAKES
+        more = [f"and {left} more"] if left > 0 else []
+        super().__init__("\n".join([*self.mistakes[:_MOST_MISTAKES], *more]))
 
 
 class DiscoveryError(TopobenchError):

@@ -12,11 +12,24 @@ from typing import Any
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Interrupted(KeyboardInterrupt):
+    """
+    A signal ended what ran.
+
+    Args:
+        number: Which one.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(f"ended by {signal.Signals(number).name}")
+
+
 class Signals:
     """
     Turns the first signal into a wish to stop, and a second one into an exception.
 
-    Outside :meth:`soft` a signal raises KeyboardInterrupt at once, so that context managers
+    Outside :meth:`soft` a signal raises Interrupted at once, so that context managers
     close what is open; inside, it sets the event and the sweep ends by itself.
 
     Attributes:
@@ -65,4 +78,4 @@ class Signals:
         if self._soft and first:
             self._stop.set()
             return
-        raise KeyboardInterrupt
+        raise Interrupted(number)

@@ -209,15 +209,17 @@ def _init(address: str, **options: Any) -> None:
 
 @contextlib.contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """A second Ctrl-C while Ray shuts down would leave its processes behind."""
+    """A second signal while Ray shuts down would leave its processes behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {n: signal.signal(n, signal.SIG_IGN) for n in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _open_to_all(address: str) -> Iterator[str]:
