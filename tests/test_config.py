@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,6 +129,27 @@ def test_the_shown_configuration_hides_secrets(tmp_path: Path) -> None:
         assert secret not in shown
     assert "postgresql+psycopg://bench:***@db/topobench" in shown
     assert "NCCL_IB_HCA: mlx5" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("HTTPS_PROXY", "http://me:hunter2@proxy:80", "http://me:***@proxy:80"),
+        ("DB_URL", "postgresql://u:p@ss@h/d", "postgresql://u:***@h/d"),
+        ("WANDB_KEY", "hunter2", "***"),
+        ("MY_PWD", "hunter2", "***"),
+        ("GPG_PASSPHRASE", "hunter2", "***"),
+        ("NCCL_IB_PKEY", "0x7fff", "0x7fff"),
+    ],
+)
+def test_the_shown_environment_hides_secrets(
+    tmp_path: Path, name: str, value: str, shown: str
+) -> None:
+    env = f'env: {{{name}: "{value}"}}'
+    text = f"kind: topobench/v1\n{env}\nhosts: [{{host: a, {env}}}]\n"
+    found = yaml.safe_load(config.to_yaml(load(tmp_path, text)))
+    assert found["env"] == {name: shown}
+    assert found["hosts"][0]["env"] == {name: shown}
 
 
 @pytest.mark.parametrize(

@@ -170,11 +170,15 @@ class TestSecrets:
             site={
                 "HF_TOKEN": "hf_abcdefgh",
                 "PROXY": "http://me:secret@proxy:1",
+                "MY_PWD": "hunter2",
+                "NCCL_IB_PKEY": "0x7fff",
                 "NCCL_DEBUG": "INFO",
             },
         )
         assert found.stored["HF_TOKEN"] == "***"
         assert found.stored["PROXY"] == "http://me:***@proxy:1"
+        assert found.stored["MY_PWD"] == "***"
+        assert found.stored["NCCL_IB_PKEY"] == "0x7fff"
         assert found.stored["NCCL_DEBUG"] == "INFO"
         assert not {"USER", "HOME", "LC_ALL", "TOPOBENCH_SWEEP"} & found.stored.keys()
         assert found.variables["HF_TOKEN"] == "hf_abcdefgh"

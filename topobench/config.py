@@ -43,7 +43,11 @@ DEFAULT_NAME = "local"
 DEFAULT_PROFILE = "quick"
 DEFAULT_STORE = "sqlite:///topobench.db"
 _LAUNCHER_KEYS = {"cluster_name", "provider", "available_node_types", "head_node_type"}
-_SECRET = re.compile(r"token|secret|passw|credential|api_?key|private_?key|auth", re.IGNORECASE)
+_SECRET = re.compile(
+    r"token|secret|passw|passphrase|_pwd$|credential|(?<!p)key|auth(?!or)", re.IGNORECASE
+)
+"""Names of variables that may hold a secret; NCCL_IB_PKEY, a partition, is none."""
+_URL_PASSWORD = re.compile(r"(\b[a-zA-Z][\w+.-]*://[^\s/:@]*:)[^\s/]+(?=@)")
 MASK = "***"
 
 __all__ = [
@@ -279,7 +283,10 @@ def mask_url(url: str) -> str:
 
 
 def _mask_env(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: MASK if _SECRET.search(name) else value for name, value in env.items()}
+    return {
+        name: MASK if _SECRET.search(name) else _URL_PASSWORD.sub(rf"\1{MASK}", value)
+        for name, value in env.items()
+    }
 
 
 def _file_values(path: Path, fields: Fields) -> dict[str, Any]:

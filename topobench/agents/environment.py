@@ -52,7 +52,10 @@ _HARMLESS = {  # values with which these three do *not* forbid NVLink multicast
     "NVSHMEM_DISABLE_NVLS": ("", "0"),
 }
 
-_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"TOKEN|(?<!P)KEY|SECRET|PASSW|PASSPHRASE|_PWD$|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE
+)
+"""NCCL_IB_PKEY, a partition, is none."""
 _SECRET_SETTING = re.compile(
     r"(\b\w*(?:token|api_?key|access_?key|secret|password|passwd|credentials?)\s*[=:]\s*)"
     r"(\"[^\"]*\"|'[^']*'|\S+)",
