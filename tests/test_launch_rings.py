@@ -87,9 +87,9 @@ def test_the_ring_used_is_the_ring_asked_for_and_proven(lab: Lab, ring: str, ord
     given = ring not in ("auto", "auto_ring")
     assert first["loaded"] == ({"0": [2], "1": [2]} if given else {})
     assert second["algorithms"] == {"8192": "RING/SIMPLE", str(1 << 20): "RING/SIMPLE"}
-    log = nccl_log.parse([nccl_run.unpack(runs[0].conditions["nccl_log"])])
+    log = nccl_log.parse([nccl_run.unpack(first["log"])])
     assert {rings.name_of(r) for r in nccl_log.rings(log)} == {order}
-    assert "nccl_log" not in runs[1].conditions, "once a gang"
+    assert "log" not in second, "once a gang"
     assert not list(lab.logs.glob("nccl-*")), "its folders are gone"
 
 

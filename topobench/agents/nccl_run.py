@@ -76,7 +76,7 @@ class NcclRun:
                 return replace(outcome, warnings=(*outcome.warnings, f"nccl_log: {error}"))
             reason = Reason(ReasonCode.RING_MISMATCH, f"the ring cannot be proven: {error}")
             return replace(outcome, status=Status.FAILED, reason=reason, readings=())
-        conditions = {**outcome.conditions, "nccl": proof, **self._raw(mask)}
+        conditions = {**outcome.conditions, "nccl": {**proof, **self._raw(mask)}}
         outcome = replace(outcome, conditions=conditions)
         if wrong is not None:
             return replace(outcome, status=Status.FAILED, reason=wrong, readings=())
@@ -98,7 +98,7 @@ class NcclRun:
             return {}
         self._stored = True
         packed = pack(mask("".join(_texts(self.folder))))
-        return {"nccl_log": packed} if len(packed) <= MAX_STORED_BYTES else {}
+        return {"log": packed} if len(packed) <= MAX_STORED_BYTES else {}
 
 
 def concerns(cell: Cell) -> bool:
