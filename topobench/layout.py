@@ -326,7 +326,7 @@ class _Layout:
         return arms, refused
 
     def _rings(self, bench: _Bench) -> tuple[list[str | None], list[Refusal]]:
-        """Ring arms exist between GPUs only; orders other than NCCL's own are refused."""
+        """Ring arms exist between GPUs only; those that cannot differ are refused."""
         if bench.ranks < 2 or not bench.rings:
             return [None], []
         matrix = rings.bandwidths(self.host.topology, bench.devices)
@@ -410,6 +410,12 @@ def _laid_out_as(choice: Choice) -> Arms:
     return Arms.BINDINGS if choice.probe.arms is Arms.DEVICE else choice.probe.arms
 
 
+def _joined(arm: Arm, ring: str | None) -> Arm:
+    """An arm with a ring; all but NCCL's own choice run all-reduce by rings alone."""
+    settings = {} if ring in (None, rings.AUTO) else rings.RING_ONLY
+    return dataclasses.replace(arm, ring=ring, env={**arm.env, **settings})
+
+
 def _with_threads(arm: Arm, threads: int) -> Arm:
     ranks = tuple(with_threads(b, threads) for b in arm.rank_bindings)
     return dataclasses.replace(arm, binding=with_threads(arm.binding, threads), rank_bindings=ranks)
@@ -436,9 +442,3 @@ def _resolve_all(choice: BindingChoice, topology: Topology, gpus: tuple[Gpu, ...
     if all(one == found[0] for one in found):
         return Arm(found[0])
     return Arm(united(found), rank_bindings=tuple(found))
-def _joined(arm: Arm, ring: str | None) -> Arm:
-    """An arm with a ring; all but NCCL's own choice run all-reduce by rings alone."""
-    settings = {} if ring in (None, rings.AUTO) else rings.RING_ONLY
-    return dataclasses.replace(arm, ring=ring, env={**arm.env, **settings})
-
-
