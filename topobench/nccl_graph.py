@@ -20,7 +20,8 @@ RING, TREE = 0, 1
 PATTERNS = {RING: (4,), TREE: (1, 2, 3)}
 TYPES = ("LOC", "NVL", "NVB", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 """Path types that NCCL reads; it takes any other for LOC without a word."""
-MAX_CHANNELS = 64
+MAX_CHANNELS = 32
+"""NCCL repeats a file's channels once without a look at its 64 places."""
 LONGEST_VALUE = 255
 MAX_TEXT = 4 << 20
 
@@ -135,8 +136,22 @@ def check(graphs: Sequence[Graph], devices: Sequence[int], *, cross_nic: bool = 
 
 
 def reinjected(graphs: Sequence[Graph]) -> tuple[Graph, ...]:
-    """What of NCCL's own dump it is given back: the rings and the trees, unchanged."""
-    return tuple(graph for graph in graphs if graph.id in (RING, TREE))
+    """
+    What of NCCL's own dump it is given back: the rings and the trees.
+
+    Unchanged, but for channels above the smaller of both counts, which NCCL itself drops.
+    """
+    kept = [graph for graph in graphs if graph.id in (RING, TREE)]
+    count = min((len(graph.channels) for graph in kept), default=0)
+    return tuple(
+        replace(
+            graph,
+            settings={**graph.settings, "nchannels": str(count)},
+            channels=graph.channels[:count],
+            nets=graph.nets[:count],
+        )
+        for graph in kept
+    )
 
 
 def permuted(graphs: Sequence[Graph], order: Sequence[int]) -> tuple[Graph, ...]:
