@@ -1,0 +1,284 @@
+"""The commands around the data: topo, import, db."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from topobench.cli_output import (
+    Format,
+    FormatOption,
+    StoreOption,
+    TopoFormat,
+    emit,
+    emit_topology,
+    store_url,
+    style_of,
+)
+
+topo_app = typer.Typer(
+    help="Look at a host's wiring: NUMA, PCIe, NVLink, NICs.", no_args_is_help=True
+)
+db_app = typer.Typer(help="Look after the database.", no_args_is_help=True)
+import_app = typer.Typer(
+    help="Take over results of other tools; they stay marked as imported.", no_args_is_help=True
+)
+
+
+class TopoSource(StrEnum):
+    """Input of ``topo import``."""
+
+    SMI = "smi"
+    HWLOC = "hwloc"
+    NCCL = "nccl"
+    JSON = "json"
+
+
+RootOption = Annotated[
+    Path,
+    typer.Option("--root", metavar="PLACE", help="A captured machine: a folder or a tarball."),
+]
+TopoFormatOption = Annotated[
+    TopoFormat,
+    typer.Option("--format", help="tree for people; the others are described in docs/topology.md."),
+]
+
+
+@topo_app.command("show")
+def topo_show(*, root: RootOption = Path("/"), output: TopoFormatOption = TopoFormat.TREE) -> int:
+    """
+    Show a host's NUMA nodes, PCIe tree, GPUs, NICs and the paths between them.
+
+    \b
+    Examples:
+      topobench topo show
+      topobench topo show --root captured/h07 --format matrix
+      topobench topo show --format svg > host.svg
+    """
+    from topobench import commands
+
+    return emit_topology(commands.topo_show(root, style_of(output)), output)
+
+
+@topo_app.command("import")
+def topo_import(
+    *,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What the tool printed; - is standard input.")
+    ],
+    source: Annotated[
+        TopoSource, typer.Option("--from", help="smi: nvidia-smi topo -m; hwloc, nccl: XML; json.")
+    ],
+    output: TopoFormatOption = TopoFormat.TREE,
+) -> int:
+    """
+    Show the wiring that a file of another tool tells of, in any format.
+
+    \b
+    Examples:
+      topobench topo import --from smi matrix.txt
+      topobench topo import --from hwloc host.xml --format nccl > topo.xml
+      nvidia-smi topo -m | topobench topo import --from smi - --format svg > host.svg
+    """
+    from topobench import commands
+
+    return emit_topology(commands.topo_import(source.value, file, style_of(output)), output)
+
+
+@topo_app.command("diff")
+def topo_diff(
+    *,
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="live, topology JSON, or a captured machine.")
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 1 if anything differs.")
+    ] = False,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Name what differs between two topologies: in shape, in setup, in health.
+
+    \b
+    Examples:
+      topobench topo diff before.json live
+      topobench topo diff h07.tgz h08.tgz --format json
+    """
+    from topobench import commands
+
+    return emit("topo-diff", commands.topo_diff(a, b, exit_code=exit_code), output.value)
+
+
+@topo_app.command("gather")
+def topo_gather(
+    *,
+    target: Annotated[Path, typer.Argument(metavar="OUT.tgz", help="File to write; must be new.")],
+    root: RootOption = Path("/"),
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Write a tarball of exactly what discovery reads, without serials, MACs and host names.
+
+    Look at it anywhere with: topobench topo show --root OUT.tgz
+
+    \b
+    Example:
+      topobench topo gather h07.tgz
+    """
+    from topobench import commands
+
+    return emit("topo-gather", commands.topo_gather(target, root), output.value)
+
+
+FilesArgument = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help="What one run printed or wrote, each.")
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show what is in the files; store nothing.")
+]
+ImportHostOption = Annotated[
+    str | None, typer.Option("--host", metavar="NAME", help="Host it was measured on.")
+]
+ImportClusterOption = Annotated[
+    str | None, typer.Option("--cluster", metavar="NAME", help="Cluster of that host.")
+]
+SkuOption = Annotated[
+    str | None, typer.Option("--sku", metavar="NAME", help="What that host is, e.g. h200-sxm8.")
+]
+TopologyOption = Annotated[
+    Path | None,
+    typer.Option("--topology", metavar="FILE", help="Its topology (topo show --format json)."),
+]
+TakenAtOption = Annotated[
+    str | None,
+    typer.Option("--taken-at", metavar="TIME", help="When, e.g. 2026-11-29T15:14:22Z."),
+]
+
+
+@import_app.command("nccl-tests")
+def import_nccl_tests(
+    *,
+    files: FilesArgument,
+    dry_run: DryRunOption = False,
+    cluster: ImportClusterOption = None,
+    host: ImportHostOption = None,
+    sku: SkuOption = None,
+    topology: TopologyOption = None,
+    taken_at: TakenAtOption = None,
+    store: StoreOption = None,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Import results of nccl-tests: its text, or the JSON it wrote with -J.
+
+    The same file again changes nothing. Without --host it is nobody's result.
+
+    \b
+    Examples:
+      topobench import nccl-tests all_reduce.txt --dry-run
+      topobench import nccl-tests *.json --cluster lab --host h07 --sku h200-sxm8
+    """
+    from topobench import commands
+
+    outcome = commands.import_results(
+        "nccl-tests",
+        files,
+        store_url=None if dry_run else store_url(store),
+        cluster=cluster,
+        host=host,
+        sku=sku,
+        topology=topology,
+        taken_at=taken_at,
+    )
+    return emit("import", outcome, output.value)
+
+
+@import_app.command("nvbandwidth")
+def import_nvbandwidth(
+    *,
+    files: FilesArgument,
+    dry_run: DryRunOption = False,
+    cluster: ImportClusterOption = None,
+    host: ImportHostOption = None,
+    sku: SkuOption = None,
+    topology: TopologyOption = None,
+    taken_at: TakenAtOption = None,
+    store: StoreOption = None,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Import results of nvbandwidth: its text, or the JSON it prints with -j.
+
+    The same file again changes nothing. Without --host it is nobody's result.
+
+    \b
+    Examples:
+      topobench import nvbandwidth nvbandwidth.json --dry-run
+      topobench import nvbandwidth h07.txt --cluster lab --host h07
+    """
+    from topobench import commands
+
+    outcome = commands.import_results(
+        "nvbandwidth",
+        files,
+        store_url=None if dry_run else store_url(store),
+        cluster=cluster,
+        host=host,
+        sku=sku,
+        topology=topology,
+        taken_at=taken_at,
+    )
+    return emit("import", outcome, output.value)
+
+
+@db_app.command("info")
+def db_info(*, store: StoreOption = None, output: FormatOption = Format.TABLE) -> int:
+    """
+    Show where the database is, how large, its schema, and its newest sweep.
+
+    \b
+    Example:
+      topobench db info --store sqlite:///topobench.db
+    """
+    from topobench import commands
+
+    return emit("db-info", commands.db_info(store_url(store)), output.value)
+
+
+@db_app.command("upgrade")
+def db_upgrade(*, store: StoreOption = None, output: FormatOption = Format.TABLE) -> int:
+    """
+    Bring the database to this version's schema, after a copy of it (SQLite).
+
+    \b
+    Example:
+      topobench db upgrade
+    """
+    from topobench import commands
+
+    return emit("db-upgrade", commands.db_upgrade(store_url(store)), output.value)
+
+
+@db_app.command("import")
+def db_import(
+    *,
+    folder: Annotated[
+        Path, typer.Argument(metavar="SPOOL", help="Folder that a sweep spooled results to.")
+    ],
+    store: StoreOption = None,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Bring in what was spooled while the database was away; each run exactly once.
+
+    \b
+    Example:
+      topobench db import topobench-spool
+    """
+    from topobench import commands
+
+    return emit("db-import", commands.db_import(store_url(store), folder), output.value)
