@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from main_job import Job, agent_of, descendants, gone_within, workers_of
+from topobench.errors import AgentError
 
 ROUNDS = 20
 SEED = 20261129
@@ -172,6 +174,23 @@ def test_a_signal_ends_the_sweep_cleanly_with_its_code(
     assert resumed["data"]["sweep"]["id"] == document["data"]["sweep"]["id"]
     assert resumed["data"]["counts"] == {"ok": 8}
     assert resumed["exit_code"] == 0
+
+
+def test_ray_leaves_the_handlers_of_signals_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own handler of SIGTERM, kept on, aborts the process after three seconds."""
+    from topobench.agents import ray_agent
+
+    def init(**_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert before != signal.SIG_IGN
+    monkeypatch.setattr(ray_agent.ray, "init", init)
+    monkeypatch.setattr(ray_agent.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray_agent.ray, "nodes", list)
+    with contextlib.suppress(AgentError), ray_agent.connect("local", sweep="s"):
+        pass
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -182,9 +182,11 @@ def test_a_damaged_line_is_named_and_the_file_kept(url: str, folder: Path) -> No
         folder.mkdir()
         file = folder / "a.jsonl"
         good = {"topobench_spool": 1, "op": "put_run", "data": {"run": {}}}
-        file.write_text(f"rubbish\n{json.dumps(good)}\n" + '{"topobench_spool": 2}\n')
+        file.write_text(
+            f"rubbish\n{json.dumps(good)}\n" + '{"topobench_spool": 2}\n' + "[" * 100_000 + "\n"
+        )
         result = import_spool(store, file)
-    assert [p.partition(":")[2][:2] for p in result.problems] == ["1:", "2:", "3:"]
+    assert [p.partition(":")[2][:2] for p in result.problems] == ["1:", "2:", "3:", "4:"]
     assert "spool format 2" in result.problems[2]
     assert names(folder) == [".jsonl"]
 

@@ -194,32 +194,46 @@ def _ray(
 
 def _init(address: str, **options: Any) -> None:
     try:
-        ray.init(
-            address=address,
-            namespace="topobench",
-            log_to_driver=False,
-            configure_logging=True,
-            logging_level=logging.ERROR,
-            **options,
-        )
+        with _handlers_kept():
+            ray.init(
+                address=address,
+                namespace="topobench",
+                log_to_driver=False,
+                configure_logging=True,
+                logging_level=logging.ERROR,
+                **options,
+            )
     except Exception as error:  # what Ray raises for a raylet that starts too slowly
         what = "start an embedded Ray" if address == "local" else f"reach Ray at {address}"
         raise AgentError(f"could not {what}: {_text(error)}") from error
 
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 @contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """A second signal while Ray shuts down would leave its processes behind."""
+def _handlers_kept() -> Iterator[None]:
+    """Ray puts its own handler of SIGTERM in place of the caller's; not for longer than this."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {n: signal.signal(n, signal.SIG_IGN) for n in numbers}
+    previous = {n: signal.getsignal(n) for n in _ENDING}
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """A second signal while Ray shuts down would leave its processes behind."""
+    with _handlers_kept():
+        if threading.current_thread() is threading.main_thread():
+            signal.alarm(0)  # Ray's handler of SIGTERM aborts the process 3 s later
+            for number in _ENDING:
+                signal.signal(number, signal.SIG_IGN)
+        yield
 
 
 def _open_to_all(address: str) -> Iterator[str]:

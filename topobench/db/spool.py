@@ -179,7 +179,7 @@ def _import_line(store: Store, where: str, line: bytes, result: Imported) -> Non
         result.problems.append(f"{where}: {error}")
     except StoreError as error:
         result.problems.append(f"{where}: {error}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         # A line is torn when the machine stopped while it was written: it was never promised.
         if line.endswith(b"\n"):
             result.problems.append(f"{where}: not a line of a spool: {error!r}")
