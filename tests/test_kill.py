@@ -185,9 +185,9 @@ def test_ray_leaves_the_handlers_of_signals_as_they_were(monkeypatch: pytest.Mon
 
     before = signal.getsignal(signal.SIGTERM)
     assert before != signal.SIG_IGN
-    monkeypatch.setattr(ray_agent.ray, "init", init)
-    monkeypatch.setattr(ray_agent.ray, "shutdown", lambda: None)
-    monkeypatch.setattr(ray_agent.ray, "nodes", list)
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    monkeypatch.setattr("ray.nodes", list)
     with contextlib.suppress(AgentError), ray_agent.connect("local", sweep="s"):
         pass
     assert signal.getsignal(signal.SIGTERM) == before
