@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from probing import Listener, measure, run_gang
-from topobench.errors import ProbeUnavailable
+from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
 from topobench.probes import gemm
 from topobench.probes.device_memory import DeviceMemory
 from topobench.probes.driver import Driver
 from topobench.probes.gemm import PRECISIONS, Gemm
 from topobench.probes.kernel_launch import CALLS, KernelLaunch
+from topobench.probes.peer import Copies, Peer, positions
 from topobench.reading import Summary
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -70,17 +71,11 @@ def test_narrower_types_are_faster() -> None:
 
 def test_a_sustained_rate_is_not_above_the_burst_and_not_far_below() -> None:
     burst = figure(Gemm(size=8192))[0]
-    summary, _ = figure(Gemm(size=8192, mode="sustained", seconds=4.0))
+    summary, listener = figure(Gemm(size=8192, mode="sustained", seconds=4.0))
+    assert 0.95 < listener.notes["busy_ratio"] <= 1.01
     assert 0.5 * burst.median < summary.median < 1.05 * burst.median
     assert summary.stop_reason == "fixed"
     assert summary.warmups > 0
-
-
-def test_products_too_short_for_a_sustained_load_are_unavailable() -> None:
-    probe = Gemm(dtype="bf16", size=1024, mode="sustained", seconds=2.0)
-    context = Listener().context(devices=("GPU-0",), deadline_seconds=60.0)
-    with pytest.raises(ProbeUnavailable, match="kept the GPU busy for only"):
-        measure(probe, context)
 
 
 def test_graphs_and_queues_hide_what_a_wait_costs() -> None:
@@ -114,3 +109,74 @@ def test_ranks_use_their_memory_and_launch_at_once() -> None:
         (readings,) = first.outcomes
         assert [r["point"].get("rank") for r in readings] == [None, *range(len(devices))]
         assert {r["metric"] for r in readings} == {metric}
+
+
+several = [
+    pytest.mark.multi_gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch finds fewer than two GPUs"),
+]
+MIB = 1 << 20
+
+
+def uuids() -> tuple[str, ...]:
+    return tuple(f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(2))
+
+
+@functools.cache
+def pair(probe: Peer, *, mirrored: bool = False) -> tuple[dict[str, Summary], Listener]:
+    """Summaries by metric of one case between the first two GPUs."""
+    listener = Listener()
+    devices = uuids()[::-1] if mirrored else uuids()
+    readings = measure(probe, listener.context(devices=devices, deadline_seconds=60.0))
+    return {r.metric: r.summary for r in readings}, listener
+
+
+def test_one_gpu_is_no_pair() -> None:
+    with pytest.raises(ProbeUnavailable, match="needs_2_gpus"):
+        measure(Peer(), Listener().context(devices=("GPU-0",)))
+
+
+class TestPairs:
+    pytestmark = several
+
+    @pytest.mark.parametrize("mirrored", [False, True])
+    @pytest.mark.parametrize("op", ["read", "write"])
+    def test_a_pair_copies_as_fast_as_pci_express_at_least(self, op: str, mirrored: bool) -> None:
+        found, listener = pair(Peer(op=op), mirrored=mirrored)
+        assert 5e9 < found[BANDWIDTH].median < 2e12
+        assert listener.notes["peer_access"] is True
+
+    def test_both_ways_move_more_than_one_and_at_most_twice_that(self) -> None:
+        one = pair(Peer())[0][BANDWIDTH].median
+        both, listener = pair(Peer(ways="both"))
+        assert 1.5 * one < both[BANDWIDTH].median < 2.1 * one
+        assert listener.notes["bytes_convention"] == "2 x copy, each byte once"
+
+    def test_small_copies_tell_a_latency(self) -> None:
+        found, _ = pair(Peer(bytes=16))
+        assert 0.5e-6 < found[LATENCY].median < 100e-6
+        assert LATENCY not in pair(Peer(bytes=MIB))[0]
+
+    def test_without_peer_access_bytes_arrive_too_and_not_faster(self) -> None:
+        direct = pair(Peer())[0][BANDWIDTH].median
+        found, listener = pair(Peer(p2p="off"))
+        (staged,) = found.values()
+        assert 1e8 < staged.median < 1.05 * direct
+        assert listener.notes["peer_access"] is False
+        assert pair(Peer(op="read", bytes=64 * MIB))[0][BANDWIDTH].median > staged.median
+
+    @pytest.mark.parametrize("ways", ["one", "both"])
+    def test_one_wrong_byte_is_found(self, ways: str) -> None:
+        copies = Copies.make(torch, Peer(bytes=MIB, ways=ways), positions(torch, uuids()))
+        copies.grant(on=True)
+        with torch.cuda.stream(copies.ways[0].stream):
+            copies.verify()
+            copies.enqueue(5)
+            copies.check()
+            copies.ways[-1].target.target[3 * MIB + 1] += 1
+            with pytest.raises(ResultInvalid, match=f"1 of {5 * MIB} bytes are wrong"):
+                copies.check()
+
+    def test_a_gpu_that_torch_does_not_see_is_an_error(self) -> None:
+        with pytest.raises(ProbeError, match="torch_cannot_use_gpu: torch does not see GPU-nosuch"):
+            positions(torch, ("GPU-nosuch",))

@@ -32,6 +32,17 @@ class TestSoundWorkers:
         assert [r.readings[0].samples for r in runs] == [(1.5,), (2.5,)]
         assert runs[0].conditions["pid"] == runs[1].conditions["pid"] == runs[0].members[0].pid
 
+    def test_pairs_of_one_worker_know_their_own_gpus(self, lab: Lab) -> None:
+        """The worker sees every GPU; each cell measures two of them."""
+        every = ("GPU-a", "GPU-b", "GPU-c")
+        pairs = [("GPU-a", "GPU-c"), ("GPU-c", "GPU-b")]
+        cells = [dataclasses.replace(cell("steady"), devices=pair, visible=every) for pair in pairs]
+        runs = lab.run(*cells)
+        assert [tuple(r.conditions["devices"]) for r in runs] == pairs
+        assert runs[0].conditions["pid"] == runs[1].conditions["pid"]
+        seen = {r.conditions["environment"]["CUDA_VISIBLE_DEVICES"] for r in runs}
+        assert seen == {",".join(every)}
+
     def test_each_batch_gets_a_fresh_process(self, lab: Lab) -> None:
         (first,), (second,) = lab.run(cell("steady")), lab.run(cell("steady"))
         assert first.conditions["pid"] != second.conditions["pid"]

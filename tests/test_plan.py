@@ -443,3 +443,46 @@ class TestDocument:
             "status": "planned",
             "reason": None,
         }
+
+
+class TestPairs:
+    """Probes of two GPUs: every ordered pair, all in one worker."""
+
+    def plan(self, gpus: int, *sets: str, bindings: str = "none") -> Plan:
+        flags = configured(probes="peer", sets=sets, bindings=bindings)
+        return make_plan(flags, [host(dual(gpus))], seed=1)
+
+    def test_every_ordered_pair_is_a_cell_of_one_worker(self) -> None:
+        cells = self.plan(4).cells
+        keys = [g.key for g in dual(4).gpus]
+        assert {c.devices for c in cells} == set(itertools.permutations(keys, 2))
+        assert len(cells) == 12
+        assert {c.visible for c in cells} == {tuple(keys)}
+        (batch,) = batches(cells)
+        assert batch == cells
+
+    def test_both_ways_at_once_run_once_a_pair(self) -> None:
+        cells = planned(self.plan(4, "peer.ways=one,both").cells)
+        both = [c.devices for c in cells if c.case.params["ways"] == "both"]
+        keys = [g.key for g in dual(4).gpus]
+        assert sorted(both) == sorted(itertools.combinations(keys, 2))
+        assert len(cells) == 12 + 6
+
+    def test_repeats_have_a_worker_each(self) -> None:
+        config = dataclasses.replace(configured(probes="peer"), processes=3)
+        plan = make_plan(config, [host(dual(3))], seed=1)
+        assert [len(batch) for batch in batches(plan.cells)] == [6, 6, 6]
+
+    def test_the_worker_of_all_pairs_is_bound_near_all_of_them(self) -> None:
+        (arm,) = {c.arm.name: c.arm for c in planned(self.plan(8, bindings="local").cells)}.values()
+        assert arm.binding.cpu_nodes == (0, 1)
+        assert arm.rank_bindings == ()
+
+    def test_one_gpu_has_no_pair(self) -> None:
+        assert reasons(self.plan(1).cells) == [
+            ("peer", "none", Status.SKIPPED, ReasonCode.NEEDS_2_GPUS)
+        ]
+
+    def test_cells_of_pairs_survive_json(self) -> None:
+        for cell in self.plan(2).cells:
+            assert Cell.from_json(json.loads(json.dumps(to_json(cell)))) == cell

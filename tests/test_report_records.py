@@ -62,6 +62,14 @@ def test_the_parts_of_gpus_stand_beside_their_sum() -> None:
     assert found == {"GPU 0": 3e9, "GPU 1": 1e9}
 
 
+def test_the_two_directions_of_a_pair_stay_apart() -> None:
+    keys = [gpu_uuid("gpu01", i) for i in range(2)]
+    places = Places({"key-gpu01": "gpu01"}, {k: f"GPU {i}" for i, k in enumerate(keys)})
+    cells = [cell("peer", rates(v), devices=d) for v, d in ((3e9, keys), (1e9, keys[::-1]))]
+    found = {r.dimensions["on"]: r.figure.median for r in records(cells, places)}
+    assert found == {"GPU 0>1": 3e9, "GPU 1>0": 1e9}
+
+
 def test_only_measured_cells_become_figures() -> None:
     bad = [
         cell("p", rates(1e9), status=s, reason="busy: x")

@@ -16,6 +16,8 @@ from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
 from topobench.reading import Metric, Reading, ReasonCode, Status
 from topobench.topology import Mig
 
+ALONE = "host_to_device.at_once=one"
+
 
 class TestDevices:
     """GPUs are chosen by index, UUID, its start, or PCI address."""
@@ -35,7 +37,8 @@ class TestDevices:
     )
     def test_a_gpu_is_found(self, devices: str, indices: list[int]) -> None:
         place = dual()
-        plan = make_plan(configured(devices=devices, bindings="none"), [host(place)], seed=1)
+        alone = configured(devices=devices, bindings="none", sets=(ALONE,))
+        plan = make_plan(alone, [host(place)], seed=1)
         copies = {c.devices[0] for c in planned(plan.cells) if c.case.probe == "host_to_device"}
         assert copies == {place.gpus[i].key for i in indices}
         gangs = {c.devices for c in planned(plan.cells) if len(c.devices) > 1}
@@ -72,8 +75,8 @@ class TestBrokenGpus:
         here = host(dual(), torch_error="torch 2.13+cpu is built without CUDA", torch_gpus=None)
         plan = make_plan(configured(), [here], seed=1)
         assert reasons(plan.cells) == [
-            ("host_to_device", "none", Status.FAILED, ReasonCode.TORCH_CANNOT_USE_GPU),
-            ("all_reduce", "none", Status.FAILED, ReasonCode.TORCH_CANNOT_USE_GPU),
+            (name, "none", Status.FAILED, ReasonCode.TORCH_CANNOT_USE_GPU)
+            for name in ("host_to_device", "device_memory", "gemm", "kernel_launch", "all_reduce")
         ]
         assert {c.case.probe for c in planned(plan.cells)} == {"host_memory"}
 
@@ -81,7 +84,7 @@ class TestBrokenGpus:
         place = dual()
         lost = dataclasses.replace(place.gpus[3], state="lost")
         place = dataclasses.replace(place, gpus=(*place.gpus[:3], lost, *place.gpus[4:]))
-        plan = make_plan(configured(probes="host_to_device"), [host(place)], seed=1)
+        plan = make_plan(configured(probes="host_to_device", sets=(ALONE,)), [host(place)], seed=1)
         (failed,) = [c for c in plan.cells if c.status is Status.FAILED]
         assert failed.devices == (lost.key,)
         assert len({c.devices for c in planned(plan.cells)}) == 7
@@ -113,7 +116,8 @@ class TestMig:
 
     def test_collectives_are_not_applicable_and_copies_run_on_slices(self) -> None:
         place = self.sliced()
-        plan = make_plan(configured(), [host(place, torch_gpus=(place.gpus[1].uuid,))], seed=1)
+        here = host(place, torch_gpus=(place.gpus[1].uuid,))
+        plan = make_plan(configured(sets=(ALONE,)), [here], seed=1)
         mig = [c for c in plan.cells if c.reason and c.reason.code is ReasonCode.MIG]
         assert [(c.case.probe, c.status) for c in mig] == [("all_reduce", Status.NOT_APPLICABLE)]
         copies = {c.devices for c in planned(plan.cells) if c.case.probe == "host_to_device"}

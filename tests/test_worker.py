@@ -41,7 +41,6 @@ class Conversation:
         fields = {
             "rank": 0,
             "ranks": 1,
-            "devices": [],
             "interface": None,
             "binding": to_json(Binding("none")),
             "denied": False,
@@ -56,6 +55,7 @@ class Conversation:
             probe=probe,
             params=params,
             target=f"worker_probes:{name}",
+            devices=[],
             deadline_seconds=30.0,
         )
 

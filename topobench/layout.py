@@ -139,6 +139,7 @@ class _Group:
     cases: Sequence[Timed]
     devices: tuple[str, ...] = ()
     ranks: int = 1
+    visible: tuple[str, ...] = ()
 
 
 def lay_out(site: Site, host: Host) -> list[Cell]:
@@ -168,6 +169,8 @@ class _Layout:
                 yield from self._matrix(choices)
             elif arms in (Arms.GANG, Arms.RANKS):
                 yield from self._gangs(choices)
+            elif arms is Arms.PAIRS:
+                yield from self._pairs(choices)
             else:
                 yield from self._single(choices)
 
@@ -267,6 +270,29 @@ class _Layout:
         text = f"needs about {format_bytes(3 * size * sharing)}, {format_bytes(room)} {where}"
         return Lack(Status.SKIPPED, Reason(ReasonCode.NOT_ENOUGH_MEMORY, text))
 
+    def _pairs(self, choices: Sequence[Choice]) -> Iterator[Cell]:
+        """Every ordered pair of GPUs, in seeded order, by one worker that sees them all."""
+        for choice in choices:
+            yield from self._broken(choice)
+        whole = self.gpus.whole
+        bench = _Bench(whole, cases=[t for c in choices for t in c.cases()], compared=False)
+        arms, refused = self._arms(bench)
+        for refusal, probe in itertools.product(refused, bench.probes):
+            yield self._arm_refused(probe, refusal)
+        if not arms:
+            return
+        binding = arms[0].binding
+        arm = Arm(with_threads(binding, equal_threads([binding], self.host.topology)))
+        pairs = list(itertools.permutations(whole, 2))
+        for pair in self._random("pairs").sample(pairs, len(pairs)):
+            first, second = pair
+            # Both ways at once is the same from either end.
+            mirrored = whole.index(first) > whole.index(second)
+            cases = [t for t in bench.cases if not (mirrored and t[0].params.get("ways") == "both")]
+            keys = first.key, second.key
+            group = _Group(arm, cases, keys, visible=bench.keys)
+            yield from self._rounds([group], f"pair {' '.join(keys)}", self.site.config.processes)
+
     def _matrix(self, choices: Sequence[Choice]) -> Iterator[Cell]:
         """Every CPU node against every memory node, as one comparison without a device."""
         arms = numa_matrix(self.host.topology)
@@ -357,6 +383,7 @@ class _Layout:
                         block=number if len(groups) > 1 else 0,
                         order_in_block=position,
                         estimated_seconds=seconds,
+                        visible=group.visible,
                     )
 
     def _random(self, label: str) -> random.Random:

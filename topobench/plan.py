@@ -99,7 +99,7 @@ def batches(cells: Sequence[Cell]) -> list[tuple[Cell, ...]]:
     """
     Planned cells by the worker (or gang) that will run them, in order.
 
-    One worker runs every cell of the same host, devices, arm, ranks, process and block.
+    One worker runs every cell of the same host, GPUs it sees, arm, ranks, process and block.
     """
     found: dict[Any, list[Cell]] = {}
     for cell in cells:
@@ -211,5 +211,5 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
 def _worker_key(cell: Cell) -> Any:
     arm = cell.arm
     settings = tuple(sorted(arm.env.items()))
-    place = (cell.host, cell.devices, cell.ranks, cell.process_no, cell.block)
+    place = (cell.host, cell.worker_devices, cell.ranks, cell.process_no, cell.block)
     return (*place, arm.binding, arm.ring, settings)

@@ -265,6 +265,8 @@ class Cell:
         process_no: Number of the process among equal ones, from 0.
         block: Block of an arm comparison, from 0.
         order_in_block: Position of this arm in its block, from 0.
+        visible: GPUs that its worker sees, where they are more than the cell's own, so that
+            the cells of several pairs can share it; else empty.
         status: ``planned``, or why it will not run (``skipped``, ``not_applicable``).
     """
 
@@ -280,6 +282,12 @@ class Cell:
     estimated_seconds: float = 0.0
     status: Status = Status.PLANNED
     reason: Reason | None = None
+    visible: tuple[str, ...] = ()
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The GPUs that its worker sees, in order."""
+        return self.visible or self.devices
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Cell:
@@ -290,6 +298,7 @@ class Cell:
                 "case": Case.from_json(value["case"]),
                 "arm": Arm.from_json(value["arm"]),
                 "devices": tuple(value["devices"]),
+                "visible": tuple(value.get("visible", ())),
                 "status": Status(value["status"]),
                 "reason": Reason.from_text(value["reason"]) if value["reason"] else None,
             }

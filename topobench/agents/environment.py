@@ -171,7 +171,7 @@ def _fixed(cell: Cell, sweep: str, interface: str | None) -> dict[str, str]:
     fixed = {
         processes.SWEEP: sweep,
         "OMP_NUM_THREADS": str(cell.arm.binding.threads),
-        "CUDA_VISIBLE_DEVICES": ",".join(cell.devices),
+        "CUDA_VISIBLE_DEVICES": ",".join(cell.worker_devices),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "PYTHONUNBUFFERED": "1",
         "NCCL_RAS_ENABLE": "0",

@@ -251,6 +251,7 @@ class Launcher:
             "probe": cell.case.probe,
             "params": dict(cell.case.params),
             "target": self._targets.get(cell.case.probe),
+            "devices": list(cell.devices),
         }
 
     def _seats(self, cell: Cell) -> list[Seat]:
@@ -276,7 +277,6 @@ class Launcher:
             spec={
                 "rank": rank,
                 "ranks": cell.ranks,
-                "devices": list(cell.devices),
                 "interface": self._interface,
                 "binding": to_json(binding),
                 "denied": denied,
@@ -327,7 +327,13 @@ def check_batch(cells: Sequence[Cell]) -> None:
         AgentError: They differ in host, devices, arm, ranks or process number.
     """
     kinds = {
-        (c.host, c.devices, json.dumps(to_json(c.arm), sort_keys=True), c.ranks, c.process_no)
+        (
+            c.host,
+            c.worker_devices,
+            json.dumps(to_json(c.arm), sort_keys=True),
+            c.ranks,
+            c.process_no,
+        )
         for c in cells
     }
     if len(kinds) > 1:

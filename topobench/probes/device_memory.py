@@ -85,7 +85,7 @@ class DeviceMemory:
 
     def estimated_seconds(self) -> float:
         """Filling and checking the arrays, beside the samples."""
-        return 0.3 + BUDGET_SECONDS + 0.1 * ARRAYS[self.op] * self.bytes / GIB
+        return 0.4 + 0.1 * ARRAYS[self.op] * self.bytes / GIB
 
 
 class Arrays:

@@ -148,6 +148,8 @@ class Site:
 
     def _figures(self, race: at_once.Race, operations: int) -> Figures:
         """Laps are timed by the segment, figures by the operation."""
+        if self.context.rank == 0 and (warning := race.warning()):
+            self.context.warn(warning)
         return Figures(race.total, self.context.devices, race.by_rank).divided(operations)
 
     def _note(self, operations: int, discarded: int, overhead: float | None) -> None:

@@ -19,11 +19,13 @@ from topobench.errors import ProbeUnavailable, ResultInvalid
 from topobench.probes import cuda, device_work
 from topobench.probes.metrics import FLOP
 from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
-from topobench.probes.timing import QUEUE_MAX, Sampler
+from topobench.probes.timing import QUEUE_MAX, Enqueue, Sampler
 from topobench.reading import Metric, Reading, ReasonCode
 
 BURST_SECONDS = 0.5
 BURST_SAMPLE_SECONDS, SUSTAINED_SAMPLE_SECONDS = 10e-3, 0.25
+ROW_SECONDS = 5e-3
+"""Sustained products are replayed by the row, so that enqueueing them takes no time."""
 BUSY_LEAST = 0.95
 """Of a sustained measurement the GPU multiplies at least that share."""
 POOL_CACHES = 4
@@ -118,34 +120,41 @@ class Gemm:
             products.try_once()
             site.check(products.verify)
             context.note("operand_sets", count)
-            operations = self._operations(site, products)
-            sampler = self._sampler(context)
-            figures = site.queued(products.enqueue, operations, sampler)
-            if self.mode == "sustained":
-                require_busy(min(site.gather(busy_share(figures, sampler))))
+            figures = self._figures(site, products)
             yield from figures.rates(FLOP.name, 2.0 * self.size**3)
             site.check(products.check)
 
     def estimated_seconds(self) -> float:
         """Making operands and checking results, beside the samples."""
         measuring = self.seconds if self.mode == "sustained" else BURST_SECONDS
-        return 0.6 + measuring + 0.2 * (self.size / 8192) ** 2
+        captured = 1.5 if self.mode == "sustained" else 0.0
+        return 0.3 + captured + measuring + 0.2 * (self.size / 8192) ** 2
 
-    def _operations(self, site: device_work.Site, products: Products) -> int:
-        """Products in a sample, equally many on all ranks."""
-        wanted = BURST_SAMPLE_SECONDS if self.mode == "burst" else SUSTAINED_SAMPLE_SECONDS
+    def _figures(self, site: device_work.Site, products: Products) -> device_work.Figures:
+        if self.mode == "burst":
+            budget = min(BURST_SECONDS, site.context.deadline_seconds / 8)
+            count = self._products_in(BURST_SAMPLE_SECONDS, site, products)
+            burst = Sampler(stats.BANDWIDTH_TOLERANCE, budget)
+            return site.queued(products.enqueue, min(QUEUE_MAX, count), burst)
+        sampler = Endurance(0.0, self.seconds)
+        walks = math.ceil(self._products_in(ROW_SECONDS, site, products) / len(products.sets))
+        row = walks * len(products.sets)
+        rows = min(QUEUE_MAX, math.ceil(SUSTAINED_SAMPLE_SECONDS / ROW_SECONDS))
+        figures = site.queued(products.rows(row), rows, sampler)
+        busy = min(site.gather(busy_share(figures, sampler)))
+        site.context.note("busy_ratio", busy)
+        require_busy(busy)
+        return figures.divided(row)
+
+    def _products_in(self, seconds: float, site: device_work.Site, products: Products) -> int:
+        """Products that take about so long, equally many on all ranks."""
         queue = cuda.CudaQueue(site.torch)
         start = queue.mark()
         products.enqueue(4)
         end = queue.mark()
         queue.wait()
         took = max(site.gather(queue.between(start, end) / 4))
-        return min(QUEUE_MAX, max(1, math.ceil(wanted / took)))
-
-    def _sampler(self, context: WorkerContext) -> Sampler:
-        if self.mode == "sustained":
-            return Endurance(0.0, self.seconds)
-        return Sampler(stats.BANDWIDTH_TOLERANCE, min(BURST_SECONDS, context.deadline_seconds / 8))
+        return math.ceil(seconds / took)
 
 
 @dataclass
@@ -204,6 +213,22 @@ class Products:
         for left, right, result in itertools.islice(self._walk, count):
             self._multiply(left, right.t(), result)
         self.done += count
+
+    def rows(self, count: int) -> Enqueue:
+        """
+        Replays of a CUDA graph of a row of products; results are left wrong before.
+
+        Args:
+            count: Products in a row: whole walks through the pool.
+        """
+        replay = cuda.captured(self._torch, self.enqueue, count)
+        self._poison()
+
+        def enqueue(times: int) -> None:
+            replay(times)
+            self.done += times * count
+
+        return enqueue
 
     def verify(self) -> None:
         """Multiply every set once and check it; leaves results wrong for the timed part."""

@@ -32,6 +32,7 @@ class Arms(enum.StrEnum):
 
     BINDINGS = "bindings"  # the binding arms of the profile or config, once per device
     DEVICE = "device"  # the first binding only: what it measures lies on the device itself
+    PAIRS = "pairs"  # every ordered pair of GPUs, all in one worker; the first binding only
     NUMA_MATRIX = "numa_matrix"  # every CPU node x every memory node; no device
     GANG = "gang"  # one worker per rank; ring and binding arms
     RANKS = "ranks"  # one worker per rank; binding arms
@@ -69,7 +70,8 @@ class WorkerContext:
     What a probe may know about the process it measures in.
 
     Args:
-        devices: GPU UUIDs of the cell, in the order torch sees them (0, 1 ...).
+        devices: GPU UUIDs of the cell, in the order torch sees them (0, 1 ...); of a pair,
+            whose worker may see more GPUs, the first and the second.
         rendezvous: For rank 0 of a gang: ``publish(address)`` tells the other ranks where
             to meet; for the others: ``wait()`` returns that address. None outside gangs.
         interface: Network interface to meet on, or None to derive it.

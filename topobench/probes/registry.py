@@ -23,6 +23,7 @@ PROBES = {
     "device_memory": "topobench.probes.device_memory:DeviceMemory",
     "gemm": "topobench.probes.gemm:Gemm",
     "kernel_launch": "topobench.probes.kernel_launch:KernelLaunch",
+    "peer": "topobench.probes.peer:Peer",
     "all_reduce": "topobench.probes.all_reduce:AllReduce",
     "ring_p2p": "topobench.probes.ring_p2p:RingP2p",
 }

@@ -5,7 +5,7 @@ The pinned worker: a fresh process that runs the cells of one arm in turn.
 ``agents.launch``, never by hand. Both ways speak JSON, one object a line:
 
 * stdin, held open by the launcher as the life line: the spec first (rank, ranks,
-  binding, devices, interface, denied), then ``{"type": "go", ...}`` for each cell,
+  binding, interface, denied), then ``{"type": "go", ...}`` for each cell,
   ``{"type": "address", ...}`` from rank 0 of a gang, and ``{"type": "bye"}``;
 * the private pipe RESULT_FD: ``got`` (what the kernel granted) or ``refused``, then for
   each cell ``publish`` (rank 0 of a gang), ``reading`` ... and ``end``, at last ``bye``.
@@ -78,7 +78,6 @@ class Worker:
         self._line = line
         self._rank: int = spec["rank"]
         self._ranks: int = spec["ranks"]
-        self._devices = tuple(spec["devices"])
         self._interface: str | None = spec["interface"]
         self._binding = Binding.from_json(spec["binding"])
         self._grip = Grip(self._binding, denied=spec["denied"])
@@ -156,7 +155,7 @@ class Worker:
 
         return WorkerContext(
             binding=self._binding,
-            devices=self._devices,
+            devices=tuple(go["devices"]),
             rank=self._rank,
             ranks=self._ranks,
             publish=publish,

@@ -117,9 +117,19 @@ class Places:
             return f"GPU {format_cpu_list(map(int, indices))}" if indices else ""
         return ", ".join(shown)
 
+    def pair(self, keys: Sequence[str]) -> str:
+        """``GPU 0>1``: from the first to the second."""
+        first, second = (self.devices([key]) for key in keys)
+        return f"{first}>{second.removeprefix('GPU ')}"
+
     def unit(self, cell: Mapping[str, Any]) -> str:
-        """Where a cell ran: ``GPU 3``, or ``gpu01:GPU3`` where there are several hosts."""
-        devices = self.devices(cell["devices"])
+        """
+        Where a cell ran: ``GPU 3``, or ``gpu01:GPU3`` where there are several hosts.
+
+        A pair that one process measures has a direction: ``GPU 0>1``.
+        """
+        paired = cell.get("ranks") == 1 and len(cell["devices"]) == 2
+        devices = self.pair(cell["devices"]) if paired else self.devices(cell["devices"])
         if len(self.hosts) < 2:
             return devices
         host = self.hosts.get(cell["host"]) or clean(cell["host"])
