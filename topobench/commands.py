@@ -201,7 +201,8 @@ def _drive(
             signals.soft() as stop,
             Progress(console, len(planned), seconds, names=names) as progress,
         ):
-            progress.note(f"{len(planned)} cells, about {format_span(seconds)}")
+            cells_text = f"{len(planned)} cell{'' if len(planned) == 1 else 's'}"
+            progress.note(f"{cells_text}, about {format_span(seconds)}")
             sweep.drive(planned, agents, store, progress, stop=stop, attempts=attempts)
         status = "done"
     finally:
@@ -232,7 +233,7 @@ def report(store_url: str, sweep_id: str) -> Outcome:
 
     with Store.open(store_url, create=False, read_only=True) as store:
         document = store.sweep_document(store.resolve_sweep(sweep_id))
-    return _sweep_outcome(document, 0)
+    return _sweep_outcome(document, None)
 
 
 def topo_show(root: Path, style: str) -> Outcome:
@@ -455,13 +456,19 @@ def _looking(config: ClusterConfig) -> Iterator[list[Host]]:
         yield [a.host for a in connection.agents]
 
 
-def _sweep_outcome(document: dict[str, Any], code: int) -> Outcome:
+def _sweep_outcome(document: dict[str, Any], code: int | None) -> Outcome:
+    """
+    A sweep, run now or read again.
+
+    Args:
+        code: Of the command that ran it; None for one that only shows it.
+    """
     from topobench.report.text import render_sweep
 
     return Outcome(
         document,
         lambda: render_sweep(document, exit_code=code),
-        exit_code=code,
+        exit_code=code or 0,
         status=document["sweep"]["status"],
         warnings=document["sweep"]["warnings"],
     )

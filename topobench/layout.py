@@ -308,10 +308,9 @@ class _Layout:
             cases = [t for c in choices for t in _matrix_cases(c, arm)]
             if cases:
                 groups.append(_Group(Arm(with_threads(binding, threads)), cases))
-        if not groups:
-            text = "no allowed NUMA node is among the values of cpu_node and memory_node"
-            lack = Lack(Status.SKIPPED, Reason(ReasonCode.CPU_NOT_ALLOWED, text))
-            yield from (self._lacking(choice, lack) for choice in choices)
+        for choice in choices:
+            for lack in _absent_nodes(choice, plannable):
+                yield self._lacking(choice, lack)
         yield from self._rounds(groups, "matrix", self.site.config.processes)
 
     def _benches(self, benches: Sequence[_Bench]) -> Iterator[Cell]:
@@ -456,6 +455,21 @@ def _matrix_cases(choice: Choice, arm: MatrixArm) -> tuple[Timed, ...]:
         if wanted != (None,) and node not in wanted:
             return ()
     return choice.cases(**place)
+
+
+def _absent_nodes(choice: Choice, arms: Sequence[MatrixArm]) -> Iterator[Lack]:
+    """What the user asked of NUMA nodes that this host does not have or may not use."""
+    for name, code in (
+        ("cpu_node", ReasonCode.CPU_NOT_ALLOWED),
+        ("memory_node", ReasonCode.MEM_NOT_ALLOWED),
+    ):
+        usable = {getattr(arm, name) for arm in arms}
+        wanted = [v for v in choice.values.get(name, ()) if v is not None]
+        absent = [str(v) for v in wanted if v not in usable]
+        if absent:
+            known = ", ".join(map(str, sorted(usable))) or "none"
+            text = f"{name} {', '.join(absent)}: not usable here; there is {known}"
+            yield Lack(Status.SKIPPED, Reason(code, text))
 
 
 def _resolve_all(choice: BindingChoice, topology: Topology, gpus: tuple[Gpu, ...]) -> Arm | Refusal:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 import shutil
 import socket
 import tempfile
@@ -71,7 +74,7 @@ class HostService:
             self._lock.acquire()
         host = describe_host(self._request)
         self._topology = host.topology
-        self._log_dir = Path(tempfile.mkdtemp(prefix="topobench-logs-"))
+        self._log_dir = _log_folder(self._lock)
         self._launcher = Launcher(
             sweep=self._request.sweep,
             host=host,
@@ -100,10 +103,27 @@ class HostService:
         """Stop workers, free the lock, remove logs."""
         self._stop.set()
         self._monitor.close()
-        if self._lock is not None:
-            self._lock.release()
         if self._log_dir is not None:
             shutil.rmtree(self._log_dir, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.release()
+
+
+def _log_folder(lock: HostLock | None) -> Path:
+    """
+    An empty folder for worker logs.
+
+    Whoever holds the host's lock takes over the folder of a holder that was killed, so that
+    none is left for ever; the name belongs to the lock.
+    """
+    if lock is not None:
+        name = hashlib.sha256(f"{lock.path} {os.getuid()}".encode()).hexdigest()[:12]
+        folder = Path(tempfile.gettempdir()) / f"topobench-logs-{name}"
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # somebody else's: never follow it
+            folder.mkdir(mode=0o700)
+            return folder
+    return Path(tempfile.mkdtemp(prefix="topobench-logs-"))
 
 
 def describe_host(request: HostRequest) -> Host:
