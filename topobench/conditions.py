@@ -42,7 +42,7 @@ class LinkBytes:
 
     Args:
         device: UUID of a GPU, or name of a NIC.
-        kind: ``nvlink``, ``pcie`` or ``nic``.
+        kind: ``nvlink`` or ``nic``.
         link: Index of the NVLink or number of the port; None where the device is the link.
         sent: By the device; None if unknown.
     """
@@ -56,7 +56,7 @@ class LinkBytes:
 
 def link_bytes(conditions: Mapping[str, Any]) -> tuple[LinkBytes, ...]:
     """
-    Bytes that each NVLink, GPU slot and NIC carried, as far as they were counted.
+    Bytes that each NVLink and NIC carried, as far as they were counted.
 
     NICs that are absent carried nothing, unless ``conditions["nics"]`` is None: unknown.
     """
@@ -65,10 +65,6 @@ def link_bytes(conditions: Mapping[str, Any]) -> tuple[LinkBytes, ...]:
 
 def _gpu_links(conditions: Mapping[str, Any]) -> Iterator[LinkBytes]:
     for uuid, gpu in (conditions.get("gpus") or {}).items():
-        counted = gpu.get("counted") or {}
-        pcie = (counted.get("pcie_sent_bytes"), counted.get("pcie_received_bytes"))
-        if pcie != (None, None):
-            yield LinkBytes(uuid, "pcie", None, *pcie)
         for index, link in (gpu.get("nvlinks") or {}).items():
             sent, received = link.get("sent_bytes"), link.get("received_bytes")
             yield LinkBytes(uuid, "nvlink", int(index), sent, received)

@@ -20,10 +20,9 @@ _VALUE_KINDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _SM, _MEMORY = 1, 2
 _MOST_LINKS = 36
 
-# Field ids of nvml.h.
+# Field ids of nvml.h. Its PCIe byte counters (197, 198) are left out: on an H200 they wrap at
+# 2^32, which a gen 5 x16 slot passes every 80 ms, so that no difference of them can be trusted.
 _DEVICE_FIELDS = {
-    "pcie_sent_bytes": 197,
-    "pcie_received_bytes": 198,
     "sw_power_cap_nanoseconds": 74,
     "sw_thermal_slowdown_nanoseconds": 269,
     "hw_thermal_slowdown_nanoseconds": 270,
@@ -207,7 +206,9 @@ class GpuReader:
         """Bytes and errors of each active NVLink since some start."""
         links = self._active_links()
         wanted = [(field, link) for link in links for field in self._link_fields]
-        values = self._fields("nvlink_counters", [(f.id, link) for f, link in wanted])
+        values: list[float | None] = []
+        for link in links:  # NVML takes few fields at a time
+            values += self._fields("nvlink_counters", [(f.id, link) for f in self._link_fields])
         found: dict[int, dict[str, int]] = {link: {} for link in links}
         for (field, link), value in zip(wanted, values, strict=True):
             if value is not None:
