@@ -68,6 +68,7 @@ def probe(
     """
     from topobench.db.recorder import Recorder
 
+    _check_selection(config)
     warnings: list[str] = []
     with Signals() as signals, Recorder.open(config.store, warn=warnings.append) as store:
         if resume is None:
@@ -78,6 +79,12 @@ def probe(
     code = sweep.exit_code(document["counts"], failures)
     outcome = _sweep_outcome(document, signals.exit_code or code)
     return replace(outcome, warnings=(*outcome.warnings, *warnings))
+
+
+def _check_selection(config: ClusterConfig) -> None:
+    """Tell before anything is started."""
+    if not config.probes:
+        raise UsageError("no probe is selected; see --probes and the key probes:")
 
 
 def _new_sweep(
@@ -221,6 +228,7 @@ def plan(config: ClusterConfig) -> Outcome:
     """What ``probe`` would run, skip and cost; takes no lock and starts no worker."""
     from topobench.report.plan_text import render_plan
 
+    _check_selection(config)
     with _looking(config) as hosts:
         found = make_plan(config, hosts, seed=config.seed)
         data = plan_document(found, config, hosts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from topobench.errors import ImportFailed
 from topobench.importers.document import clean
@@ -10,6 +11,14 @@ from topobench.importers.topology_text import MOST_CPUS
 from topobench.topology import SCHEMA, Topology, parse_cpu_list
 
 MAX_BYTES = 16 << 20
+_WORDS = {
+    "trust": ("full", "low"),
+    "state of a GPU": ("ok", "lost", "no_access", "unknown"),
+    "state of an NVLink": ("active", "inactive"),
+    "role": ("host_bridge", "root_port", "upstream", "downstream", "endpoint", "pf", "vf"),
+    "acs": ("on", "off", "unknown"),
+}
+"""What these keys may say (docs/schemas/topology.json)."""
 
 
 def parse(text: str) -> Topology:
@@ -47,9 +56,22 @@ def _check(topology: Topology) -> None:
     rows = [len(row) for row in distances.matrix]
     if rows != [len(distances.nodes)] * len(distances.nodes):
         raise ImportFailed("numa_distances: the matrix does not fit the nodes")
+    links = [link for g in topology.gpus if g.nvlink for link in g.nvlink.links]
+    _check_words("trust", [topology.trust])
+    _check_words("state of a GPU", [g.state for g in topology.gpus])
+    _check_words("state of an NVLink", [link.state for link in links])
+    _check_words("role", [d.role for d in topology.pci])
+    _check_words("acs", [d.acs for d in topology.pci])
     _check_unique("NUMA node", [str(n.id) for n in topology.numa_nodes])
     _check_unique("PCI address", [d.address for d in topology.pci])
     _check_unique("GPU", [g.key for g in topology.gpus])
+
+
+def _check_words(name: str, values: Iterable[str]) -> None:
+    for value in values:
+        if value not in _WORDS[name]:
+            known = ", ".join(_WORDS[name])
+            raise ImportFailed(f"{name}: {clean(value)[:60]!r} is none of {known}")
 
 
 def _check_cpus(text: str | None) -> None:
