@@ -21,6 +21,8 @@ from topobench.cli_output import drop_stdout, prepare_streams
 from topobench.errors import TopobenchError, UsageError
 from topobench.signals import Interrupted
 
+__all__ = ["app", "main", "run"]
+
 app.add_typer(topo_app, name="topo")
 app.add_typer(import_app, name="import")
 app.add_typer(db_app, name="db")
