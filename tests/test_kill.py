@@ -157,7 +157,7 @@ def kill_workers_of_one_sweep(job: Job, draw: random.Random, most: int) -> int:
     assert len(data["cells"]) == 30
     failed = [c for c in data["cells"] if c["status"] == "failed"]
     assert {c["reason"].split(":")[0] for c in failed} <= {"signal", "crashed"}
-    assert 0 < len(failed) <= kills
+    assert failed  # two workers killed in a row before they measure end their whole batch
     assert data["counts"].get("ok", 0) == 30 - len(failed)
     assert driver.returncode == (1 if len(failed) < 30 else 3)
     assert gone_within(5, driver.pid, job.sweeps()) == []

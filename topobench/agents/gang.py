@@ -126,7 +126,8 @@ class Gang:
         reason = worker.fault or Reason(
             ReasonCode.DEADLINE, f"the worker said nothing for {seconds:.0f} s after its start"
         )
-        unbound = worker.died and self._seats[worker.rank].wrapped
+        killed = reason.code in (ReasonCode.SIGNAL, ReasonCode.OOM)  # says nothing of numactl
+        unbound = worker.died and self._seats[worker.rank].wrapped and not killed
         if unbound:
             reason = _numactl_failed(reason, worker.log_tail())
         status = Status.FAILED if worker.fault else Status.TIMEOUT
