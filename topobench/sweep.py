@@ -103,9 +103,11 @@ def _collect(
     stop: threading.Event,
 ) -> list[Run]:
     runs: list[Run] = []
+    cancelled = False
     try:
         while hosts:
-            if stop.is_set():
+            if stop.is_set() and not cancelled:
+                cancelled = True
                 _cancel(agents)
             try:
                 event = events.get(timeout=0.2)
@@ -129,7 +131,7 @@ def _collect(
 
 
 def _cancel(agents: Sequence[Agent]) -> None:
-    """End running workers; once more does no harm."""
+    """End running workers: a call to every host, so never one for each event."""
     for agent in agents:
         agent.cancel()
 
