@@ -18,7 +18,7 @@ from topobench import __version__, sweep
 from topobench.config import ClusterConfig, to_yaml
 from topobench.errors import UsageError
 from topobench.host import Host
-from topobench.plan import estimate, make_plan, plan_document
+from topobench.plan import check_selection, estimate, make_plan, plan_document
 from topobench.reading import Cell, Status, to_json
 from topobench.signals import Signals
 from topobench.units import format_span
@@ -68,7 +68,7 @@ def probe(
     """
     from topobench.db.recorder import Recorder
 
-    _check_selection(config)
+    check_selection(config)
     warnings: list[str] = []
     with Signals() as signals, Recorder.open(config.store, warn=warnings.append) as store:
         if resume is None:
@@ -79,12 +79,6 @@ def probe(
     code = sweep.exit_code(document["counts"], failures)
     outcome = _sweep_outcome(document, signals.exit_code or code)
     return replace(outcome, warnings=(*outcome.warnings, *warnings))
-
-
-def _check_selection(config: ClusterConfig) -> None:
-    """Tell before anything is started."""
-    if not config.probes:
-        raise UsageError("no probe is selected; see --probes and the key probes:")
 
 
 def _new_sweep(
@@ -228,7 +222,7 @@ def plan(config: ClusterConfig) -> Outcome:
     """What ``probe`` would run, skip and cost; takes no lock and starts no worker."""
     from topobench.report.plan_text import render_plan
 
-    _check_selection(config)
+    check_selection(config)
     with _looking(config) as hosts:
         found = make_plan(config, hosts, seed=config.seed)
         data = plan_document(found, config, hosts)

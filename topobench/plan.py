@@ -69,8 +69,7 @@ def make_plan(config: ClusterConfig, hosts: Sequence[Host], *, seed: int | None 
         UsageError: No probe or host is selected, a device or host is unknown, or the budget
             has no room for a single cell.
     """
-    if not config.probes:
-        raise UsageError("no probe is selected; see --probes and the key probes:")
+    check_selection(config)
     chosen = select_hosts(config, hosts)
     if not chosen:
         raise UsageError("no host is selected; see --hosts and the key hosts:")
@@ -93,6 +92,17 @@ def make_plan(config: ClusterConfig, hosts: Sequence[Host], *, seed: int | None 
         absent_hosts=absent,
         warnings=(*_host_warnings(config, chosen, absent), *_budget_warnings(flat, config)),
     )
+
+
+def check_selection(config: ClusterConfig) -> None:
+    """
+    Whether there is anything to lay out; known before any host is asked.
+
+    Raises:
+        UsageError: No probe is selected.
+    """
+    if not config.probes:
+        raise UsageError("no probe is selected; see --probes and the key probes:")
 
 
 def batches(cells: Sequence[Cell]) -> list[tuple[Cell, ...]]:
