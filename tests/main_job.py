@@ -81,6 +81,11 @@ class Job:
         return [row[0] for row in self.rows("SELECT uuid FROM sweep")]
 
 
+def stolen(cell: dict[str, Any]) -> bool:
+    """True if the hypervisor took the CPUs while the cell was measured: no fault of ours."""
+    return bool(cell["status"] == "invalid" and cell["reason"].startswith("busy: the hypervisor"))
+
+
 def of_driver(pid: int, sweeps: list[str]) -> list[str]:
     """Live processes that a driver's sweep started, described; the driver is not one."""
     return [

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from main_job import Job, agent_of, descendants, gone_within, workers_of
+from main_job import Job, agent_of, descendants, gone_within, stolen, workers_of
 from topobench.errors import AgentError
+from topobench.signals import Interrupted, Signals
 
 ROUNDS = 20
 SEED = 20261129
@@ -124,9 +125,10 @@ def test_a_killed_agent_fails_its_cells_and_the_driver_says_so(job: Job, cluster
         check_store(job)
         document = json.loads(out)
         if document["data"] is not None:
-            lost = [c for c in document["data"]["cells"] if c["status"] != "ok"]
+            cells = document["data"]["cells"]
+            lost = [c for c in cells if c["status"] != "ok" and not stolen(c)]
             assert lost
-            assert all(c["reason"].startswith("host_lost: ") for c in lost)
+            assert [c["reason"] for c in lost if not c["reason"].startswith("host_lost: ")] == []
 
 
 @pytest.mark.slow
@@ -153,13 +155,14 @@ def kill_workers_of_one_sweep(job: Job, draw: random.Random, most: int) -> int:
         assert seen <= job.committed()
     out, err = driver.communicate(timeout=120)
     assert kills, err
-    data = json.loads(out)["data"]
-    assert len(data["cells"]) == 30
-    failed = [c for c in data["cells"] if c["status"] == "failed"]
+    cells = json.loads(out)["data"]["cells"]
+    assert len(cells) == 30
+    failed = [c for c in cells if c["status"] == "failed"]
     assert {c["reason"].split(":")[0] for c in failed} <= {"signal", "crashed"}
-    assert failed  # two workers killed in a row before they measure end their whole batch
-    assert data["counts"].get("ok", 0) == 30 - len(failed)
-    assert driver.returncode == (1 if len(failed) < 30 else 3)
+    assert len(failed) <= kills  # a worker killed before it measures costs one cell as well
+    good = [c for c in cells if c["status"] == "ok"]
+    assert len(good) + len(failed) + sum(map(stolen, cells)) == 30
+    assert driver.returncode == (1 if good else 3)
     assert gone_within(5, driver.pid, job.sweeps()) == []
     return kills
 
@@ -201,6 +204,40 @@ def test_ray_leaves_the_handlers_of_signals_as_they_were(monkeypatch: pytest.Mon
     with contextlib.suppress(AgentError), ray_agent.connect("local", sweep="s"):
         pass
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_while_ray_starts_is_raised_once_it_has_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Raised inside it, it would be lost there or leave half a Ray behind."""
+    from topobench.agents import ray_agent
+
+    done = []
+
+    def init(**_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.3)
+        done.append(True)
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    with (
+        Signals() as signals,
+        pytest.raises(Interrupted),
+        ray_agent.connect("local", sweep="s"),
+    ):
+        pass
+    assert (signals.exit_code, done) == (143, [True])
+
+
+def test_a_signal_whose_exception_was_lost_ends_the_sweep_before_it_begins() -> None:
+    """An exception raised inside a callback of a library goes no further."""
+    with Signals() as signals:
+        with contextlib.suppress(Interrupted):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Interrupted), signals.soft():
+            pass
+    assert signals.exit_code == 130
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

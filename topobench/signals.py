@@ -58,8 +58,15 @@ class Signals:
 
     @contextlib.contextmanager
     def soft(self) -> Iterator[threading.Event]:
-        """Inside, the first signal only sets the event this yields."""
+        """
+        Inside, the first signal only sets the event this yields.
+
+        Raises:
+            Interrupted: One arrived before, and the exception it raised was lost on its way.
+        """
         self._install()  # a library (Ray) may have put its own handlers in between
+        if self.number is not None:
+            raise Interrupted(self.number)
         self._soft = True
         try:
             yield self._stop

@@ -79,6 +79,8 @@ class Outcome:
     for_all: bool = False
 
 
+KILLED = frozenset({ReasonCode.SIGNAL, ReasonCode.OOM})
+"""Reasons of workers that somebody ended: the next one may well live."""
 CANCELLED = Outcome(Status.ABORTED, Reason(ReasonCode.CANCELLED, "the sweep was stopped"))
 
 
@@ -126,7 +128,7 @@ class Gang:
         reason = worker.fault or Reason(
             ReasonCode.DEADLINE, f"the worker said nothing for {seconds:.0f} s after its start"
         )
-        killed = reason.code in (ReasonCode.SIGNAL, ReasonCode.OOM)  # says nothing of numactl
+        killed = reason.code in KILLED  # says nothing of numactl
         unbound = worker.died and self._seats[worker.rank].wrapped and not killed
         if unbound:
             reason = _numactl_failed(reason, worker.log_tail())

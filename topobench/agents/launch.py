@@ -22,7 +22,7 @@ from typing import Any
 import topobench
 from topobench.agents import environment, nccl_run
 from topobench.agents.environment import Environment
-from topobench.agents.gang import CANCELLED, Gang, Outcome, Seat, utc_now
+from topobench.agents.gang import CANCELLED, KILLED, Gang, Outcome, Seat, utc_now
 from topobench.agents.nccl_run import Dump, NcclRun
 from topobench.errors import AgentError, ImportFailed
 from topobench.host import Host
@@ -164,7 +164,7 @@ class Launcher:
                         false_starts = 0
                         yield from self._measure(gang, given, batch, stop)
                     else:
-                        false_starts += 1
+                        false_starts += not _was_killed(refused)
                         gang.finish()
                         hopeless = refused.for_all or false_starts > 1
                         yield from batch.settle(refused, None if hopeless else 1)
@@ -284,6 +284,10 @@ class Launcher:
             member=Member(rank=rank, host=cell.host, device=device),
             wrapped=bool(wrapper),
         )
+
+
+def _was_killed(outcome: Outcome) -> bool:
+    return outcome.reason is not None and outcome.reason.code in KILLED
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import ray
@@ -194,7 +195,7 @@ def _ray(
 
 def _init(address: str, **options: Any) -> None:
     try:
-        with _handlers_kept():
+        with _signals_deferred():
             ray.init(
                 address=address,
                 namespace="topobench",
@@ -212,14 +213,52 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """Ray puts its own handler of SIGTERM in place of the caller's; not for longer than this."""
+def _signals_deferred() -> Iterator[None]:
+    """
+    Give the first signal that arrives inside to the caller's handler at the end.
+
+    An exception in the middle of ``ray.init`` is lost inside it, or leaves a half-made Ray
+    whose shutdown ends the process with SIGSEGV. A second signal does not wait.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {n: signal.getsignal(n) for n in _ENDING}
+    arrived: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+        if len(arrived) > 1:
+            previous[number](number, frame)
+
+    with _handlers_kept() as previous, _without_handlers_of_ray():
+        for number, handler in previous.items():
+            if callable(handler):  # nohup stays nohup
+                signal.signal(number, note)
+        yield
+    if arrived:
+        previous[arrived[0]](arrived[0], None)
+
+
+@contextlib.contextmanager
+def _without_handlers_of_ray() -> Iterator[None]:
+    """Ray's own handler of SIGTERM leaves with ``sys.exit``, wherever its init is just then."""
+    kept = ray._private.utils.set_sigterm_handler
+    ray._private.utils.set_sigterm_handler = lambda _: None
     try:
         yield
+    finally:
+        ray._private.utils.set_sigterm_handler = kept
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[dict[int, Any]]:
+    """Ray puts its own handlers in place of the caller's; not for longer than this."""
+    if threading.current_thread() is not threading.main_thread():
+        yield {}
+        return
+    previous: dict[int, Any] = {n: signal.getsignal(n) for n in _ENDING}
+    try:
+        yield previous
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
