@@ -23,6 +23,7 @@ from topobench.config import (
 )
 from topobench.config_fields import BUILT_IN_BINDINGS, RING_NAMES
 from topobench.errors import ConfigError
+from topobench.masking import mask_urls
 from topobench.probes import registry
 from topobench.probes.protocol import fields_of
 from topobench.reading import MemoryPolicy
@@ -157,6 +158,8 @@ def test_the_shown_environment_hides_secrets(
     [
         ("sqlite:///topobench.db", "sqlite:///topobench.db"),
         ("postgresql://u:p@ss@h/d", "postgresql://u:***@h/d"),
+        ("postgresql://u:p/w?@ss@h/d", "postgresql://u:***@h/d"),
+        ("log a://u:p@s/s@h:1/d and b://v:q@k", "log a://u:***@h:1/d and b://v:***@k"),
         (
             "postgresql://u@h/d?password=x&sslmode=require",
             "postgresql://u@h/d?password=***&sslmode=require",
@@ -164,7 +167,7 @@ def test_the_shown_environment_hides_secrets(
     ],
 )
 def test_a_url_is_shown_without_its_password(url: str, masked: str) -> None:
-    assert config.mask_url(url) == masked
+    assert mask_urls(url) == masked
 
 
 class TestStrictness:
@@ -475,6 +478,13 @@ class TestPrecedence:
             ({"budget": "5"}, "--budget: '5' has no unit"),
             ({"sets": ("host_memory.byts=1M",)}, "--set host_memory.byts=1M: unknown key"),
             ({"sets": ("host_memory.bytes=",)}, "--set host_memory.bytes=: is an empty list"),
+            (
+                {"sets": ("host_memory.bytes=1M,,2M",)},
+                "--set host_memory.bytes=1M,,2M: '1M,,2M' has",
+            ),
+            ({"devices": ""}, "--devices: is empty"),
+            ({"devices": "0,"}, "--devices: '0,' has an empty item"),
+            ({"hosts": " "}, "--hosts: is empty"),
             ({"sets": ("nope.bytes=1M",)}, "--set nope.bytes=1M: no probe named 'nope'"),
             (
                 {"sets": ("all_reduce.bytes=1M",), "probes": "host_memory"},

@@ -85,10 +85,26 @@ def test_a_plain_postgresql_url_means_psycopg_3() -> None:
         ("sqlite:////home/me@lab/a:b.db", "sqlite:////home/me@lab/a:b.db"),
         ("no url:s3cret@host", "no url:***@host"),
         ("what://u:s3cret@host:notaport/x", "what://u:***@host:notaport/x"),
+        ("postgresql://bob:p@s/s3cret@db/x", "postgresql://bob:***@db/x"),
     ],
 )
 def test_passwords_in_urls_are_masked(given: str, shown: str) -> None:
     assert mask_url(given) == shown
+
+
+def test_a_password_that_is_not_escaped_is_refused_and_not_shown_in_parts() -> None:
+    """It would be split at its first @, and the rest would be told as the host's name."""
+    with pytest.raises(UsageError, match=r"bob:\*\*\*@db/x': more than one @; .* %40") as raised:
+        Store.open("postgresql://bob:p@s/s3cret@db/x")
+    assert "s3cret" not in str(raised.value)
+
+
+def test_a_stored_configuration_hides_the_whole_password(path: Path) -> None:
+    text = "store: postgresql://bob:p@s/s3cret@db/x\nname: lab\n"
+    with Store.open(url(path)) as store, store.engine.connect() as connection:
+        begin(store, config_text=text)
+        found = connection.execute(sa.text("SELECT config_text FROM sweep")).scalar()
+    assert found == "store: postgresql://bob:***@db/x\nname: lab\n"
 
 
 def test_an_unreachable_server_is_named_without_its_password() -> None:

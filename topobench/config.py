@@ -32,6 +32,7 @@ from topobench.config_fields import (
 )
 from topobench.errors import ConfigError
 from topobench.host import Host
+from topobench.masking import MASK, mask_urls
 from topobench.probes import registry
 from topobench.probes.protocol import Kind, fields_of
 from topobench.reading import MemoryPolicy, Scalar
@@ -47,8 +48,6 @@ _SECRET = re.compile(
     r"token|secret|passw|passphrase|_pwd$|credential|(?<!p)key|auth(?!or)", re.IGNORECASE
 )
 """Names of variables that may hold a secret; NCCL_IB_PKEY, a partition, is none."""
-_URL_PASSWORD = re.compile(r"(\b[a-zA-Z][\w+.-]*://[^\s/:@]*:)[^\s/]+(?=@)")
-MASK = "***"
 
 __all__ = [
     "KEYS",
@@ -61,7 +60,6 @@ __all__ = [
     "RayConfig",
     "host_names",
     "load",
-    "mask_url",
     "profiles",
     "to_yaml",
 ]
@@ -256,7 +254,7 @@ def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
         "kind": KIND,
         "name": config.name,
         "ray": _present(config.ray),
-        "store": config.store if reveal else mask_url(config.store),
+        "store": config.store if reveal else mask_urls(config.store),
         "profile": config.profile,
         "hosts": [_present(h) | ({"env": env(h.env)} if h.env else {}) for h in config.hosts],
         "only_hosts": list(config.only_hosts),
@@ -276,17 +274,8 @@ def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
     )
 
 
-def mask_url(url: str) -> str:
-    """A database URL without its password."""
-    hidden = re.sub(r"(://[^:/@]*):(?:[^/]*|[^@]*)@", rf"\1:{MASK}@", url)
-    return re.sub(r"([?&](?:password|token)=)[^&]*", rf"\1{MASK}", hidden, flags=re.IGNORECASE)
-
-
 def _mask_env(env: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: MASK if _SECRET.search(name) else _URL_PASSWORD.sub(rf"\1{MASK}", value)
-        for name, value in env.items()
-    }
+    return {name: MASK if _SECRET.search(name) else mask_urls(value) for name, value in env.items()}
 
 
 def _file_values(path: Path, fields: Fields) -> dict[str, Any]:

@@ -18,10 +18,11 @@ from typing import Any
 
 from topobench import budget
 from topobench.bindings import allowed_cpus
-from topobench.config import ClusterConfig, mask_url
+from topobench.config import ClusterConfig
 from topobench.errors import UsageError
 from topobench.host import Host, sku_name
 from topobench.layout import Choice, Site, lay_out
+from topobench.masking import mask_urls
 from topobench.reading import Cell, ReasonCode, Status, to_json
 from topobench.selection import absent_hosts, check_devices, select_hosts
 from topobench.topology import parse_cpu_list
@@ -134,7 +135,7 @@ def plan_document(plan: Plan, config: ClusterConfig, hosts: Sequence[Host]) -> d
         "cluster": config.name,
         "profile": config.profile,
         "seed": plan.seed,
-        "store": mask_url(config.store),
+        "store": mask_urls(config.store),
         "estimated_seconds": plan.estimated_seconds,
         "gpu_hours": plan.gpu_hours,
         "counts": dict(plan.counts),

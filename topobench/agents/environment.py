@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from topobench import processes
+from topobench.masking import MASK, mask_urls
 from topobench.reading import Cell, Reason, ReasonCode
 
 _PRIVATE = frozenset({"HOME", "USER", "LANG", "TMPDIR", "TZ"})
@@ -61,8 +62,6 @@ _SECRET_SETTING = re.compile(
     r"(\"[^\"]*\"|'[^']*'|\S+)",
     re.IGNORECASE,
 )
-_URL_PASSWORD = re.compile(r"(\b[a-zA-Z][\w+.-]*://[^\s/:@]*:)[^\s/@]+(?=@)")
-_MASK = "***"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class Environment:
     def mask(self, text: str) -> str:
         """Text without the secrets this environment holds, or what looks like one."""
         for secret in self.secrets:
-            text = text.replace(secret, _MASK)
+            text = text.replace(secret, MASK)
         return mask_text(text)
 
 
@@ -159,12 +158,12 @@ def nccl_files(host: Mapping[str, str], root: Path = Path("/")) -> list[str]:
 
 def mask_text(text: str) -> str:
     """Text without passwords in URLs and without values of settings named like secrets."""
-    return _SECRET_SETTING.sub(rf"\1{_MASK}", _URL_PASSWORD.sub(rf"\1{_MASK}", text))
+    return _SECRET_SETTING.sub(rf"\1{MASK}", mask_urls(text))
 
 
 def mask_value(key: str, value: str) -> str:
     """A variable's value, as it may be stored or shown."""
-    return _MASK if _SECRET_NAME.search(key) else _URL_PASSWORD.sub(rf"\1{_MASK}", value)
+    return MASK if _SECRET_NAME.search(key) else mask_urls(value)
 
 
 def _fixed(cell: Cell, sweep: str, interface: str | None) -> dict[str, str]:

@@ -31,6 +31,7 @@ from sqlalchemy.exc import (
 )
 
 from topobench.errors import StoreError, StoreUnreachable, UsageError
+from topobench.masking import MASK, mask_urls
 
 BUSY_SECONDS = 20.0
 """How long a writer waits for another one."""
@@ -50,6 +51,12 @@ def parse_url(url: str) -> URL:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
         raise UsageError(f"store {mask_url(url)!r} is no database URL; use {accepted}") from error
+    if not url.startswith("sqlite:") and url.partition("?")[0].count("@") > 1:
+        # Which @ ends the password? A wrong guess would show a part of it as the host's name.
+        raise UsageError(
+            f"store {mask_url(url)!r}: more than one @; write those of the user, the password and "
+            "the database as %40 (and / as %2F)"
+        )
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in ("sqlite", "postgresql+psycopg"):
@@ -66,8 +73,8 @@ def mask_url(url: str | URL) -> str:
     text = url.render_as_string(hide_password=False) if isinstance(url, URL) else url
     if text.startswith("sqlite:"):
         return text
-    text = re.sub(r"^((?:[\w+.-]+://)?+[^:@/]*):.*@", r"\1:***@", text)
-    return re.sub(r"([?&][^=&]*(?:pass|secret|token)[^=&]*=)[^&]*", r"\1***", text)
+    # Without a scheme it is no URL, and may hold a password all the same.
+    return mask_urls(re.sub(r"^([^:@/]*):(?!//).*@", rf"\1:{MASK}@", text))
 
 
 def sqlite_path(url: URL) -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from topobench.db.keys import insert_id
 from topobench.db.places import Places
 from topobench.db.records import Row, finite
 from topobench.errors import NotFound, StoreConflict
+from topobench.masking import mask_urls
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +151,9 @@ def set_status(
     )
 
 
-def without_passwords(text: str) -> str:
-    """The text with the passwords of URLs as ``***``."""
-    return re.sub(r"(\w://[^\s:/@]*):[^\s@]*@", r"\1:***@", text)
-
-
 def _sweep_row(start: SweepStart) -> Row:
     started = time_text(parse_time(start.started_at))
-    text = None if start.config_text is None else without_passwords(start.config_text)
+    text = None if start.config_text is None else mask_urls(start.config_text)
     return {
         "uuid": start.id,
         "profile": start.profile,
