@@ -311,6 +311,8 @@ def member_row(member: Member, host_id: int, device_id: int | None) -> Row:
 
 ENVIRONMENT = ("driver", "cuda", "nccl", "torch", "python", "kernel", "os", "bios", "container")
 """Columns of ``environment``; the rest of what a run says goes to ``details``."""
+HOST_SETTINGS = ("governor", "boost", "mitigations")
+"""Columns of ``environment`` taken from ``host_settings``, which stay in ``details`` too."""
 
 
 def environment_row(environment: Mapping[str, Any], machine: Mapping[str, Any]) -> Row:
@@ -327,6 +329,8 @@ def environment_row(environment: Mapping[str, Any], machine: Mapping[str, Any]) 
         row[name] = None if value is None else clean_text(str(value))
     details = {k: to_json(v) for k, v in environment.items() if k not in ENVIRONMENT}
     row["details"] = details
+    settings = environment.get("host_settings") or {}
+    row.update((name, settings.get(name)) for name in HOST_SETTINGS)
     row["digest"] = digest(row)
     return row
 

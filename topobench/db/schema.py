@@ -45,7 +45,7 @@ from topobench.db.schema_measured import (
     sweep_host,
 )
 
-REVISION = "0003"
+REVISION = "0004"
 """The newest migration; what these tables are."""
 
 __all__ = [

@@ -158,4 +158,7 @@ environment = Table(
     Column("bios", Text),
     Column("container", Text),
     Column("details", JsonText, nullable=False),
+    Column("governor", Text),
+    Column("boost", Text),
+    Column("mitigations", Text),
 )

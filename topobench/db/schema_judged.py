@@ -7,6 +7,9 @@ added; nothing here is measured.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from sqlalchemy import (
     CheckConstraint,
     Column,
@@ -18,8 +21,14 @@ from sqlalchemy import (
     Text,
 )
 
-from topobench.db.columns import ID, Day, JsonText, Number, UtcTime
+from topobench.db.columns import ID, Day, JsonText, Number, UtcTime, unix_seconds
 from topobench.db.schema_hosts import metadata
+
+
+def _seconds_of(column: str) -> Callable[[Any], float]:
+    """Fills a column of seconds since 1970 from the time beside it."""
+    return lambda context: unix_seconds(context.get_current_parameters()[column])
+
 
 baseline = Table(
     "baseline",
@@ -76,6 +85,7 @@ change_event = Table(
     Column("old", Text),
     Column("new", Text),
     Column("source", Text, nullable=False),
+    Column("at_unix_seconds", Number, default=_seconds_of("at")),
     Index(None, "host_id", "at"),
     CheckConstraint("source IN ('auto', 'human')", name="source"),
 )
@@ -91,6 +101,7 @@ changepoint = Table(
     Column("effect_ratio", Number, nullable=False),
     Column("p", Number),
     Column("method", Text, nullable=False),
+    Column("at_hi_unix_seconds", Number, default=_seconds_of("at_hi")),
     Index(None, "series_id", "metric_id"),
 )
 
