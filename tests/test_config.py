@@ -235,7 +235,7 @@ class TestMistakes:
             "budget: soon\n"
             "hosts: [{host: a, gpus: many}, a]\n"
         )
-        assert mistakes(tmp_path, text, devices="", seed="x", sets=("host_memory=1",)) == [
+        assert mistakes(tmp_path, text, devices="0", seed="x", sets=("host_memory=1",)) == [
             "cluster.yaml:2: nam: unknown key; accepted are "
             + ", ".join(config.KEYS)
             + "; did you mean name?",

@@ -339,7 +339,7 @@ def query(store_url: str, name: str, settings: Sequence[str], since: str | None 
     from topobench.db.store import Store
 
     queries.load(name)  # a wrong name is told before a wrong store
-    params = dict(_setting(text) for text in settings)
+    params = _settings(settings)
     with Store.open(store_url, create=False, read_only=True) as store:
         answer = queries.run_query(store, name, params, since)
     return _answer(name, params if since is None else {**params, "since": since}, answer)
@@ -429,6 +429,16 @@ def import_results(
         exit_code=found.exit_code,
         alone=True,
     )
+
+
+def _settings(texts: Sequence[str]) -> dict[str, str]:
+    """Values by name; a name given twice is an error, since one of the two would be lost."""
+    found: dict[str, str] = {}
+    for name, value in map(_setting, texts):
+        if name in found:
+            raise UsageError(f"--param {name} is given twice: {found[name]} and {value}")
+        found[name] = value
+    return found
 
 
 def _setting(text: str) -> tuple[str, str]:

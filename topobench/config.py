@@ -338,16 +338,21 @@ def _flag_values(overrides: Overrides, file: Mapping[str, Any], fields: Fields) 
     ]
     for flag, key in (("probes", "probes"), ("devices", "devices"), ("hosts", "only_hosts")):
         if (given := getattr(overrides, flag)) is not None:
-            entries.append(Entry(key, _flag_list(f"--{flag}", given), f"--{flag}"))
+            if not given.strip() and flag != "probes":  # no probe at all is the planner's to refuse
+                fields.wrong(f"--{flag}", key, "is empty; leave the flag out to take all")
+            entries.append(Entry(key, _flag_list(f"--{flag}", given, fields), f"--{flag}"))
     values = _renamed(fields.section(entries, KEYS))
     if overrides.bindings is not None:
         values["bindings"] = _flag_bindings(overrides.bindings, file, fields)
     return values
 
 
-def _flag_list(where: str, text: str) -> Listing:
-    """The items of a text with commas."""
+def _flag_list(where: str, text: str, fields: Fields) -> Listing:
+    """The items of a text with commas; an empty one is a slip of whoever wrote it."""
     words = [word.strip() for word in text.split(",")]
+    if len(words) > 1 and not all(words):
+        what = f"{text!r} has an empty item between its commas"
+        fields.wrong(where, where.split()[0].removeprefix("--"), what)
     return Listing(tuple(Text(w, where, plain=False) for w in words if w), where)
 
 
@@ -357,7 +362,7 @@ def _flag_bindings(
     """Arms named by a flag: built-in ones and those the file describes."""
     known = {name: BindingChoice(name) for name in config_fields.BUILT_IN_BINDINGS}
     known |= {choice.name: choice for choice in file.get("bindings", ())}
-    names = config_fields.strings(fields, _flag_list("--bindings", given), "bindings")
+    names = config_fields.strings(fields, _flag_list("--bindings", given, fields), "bindings")
     for name in names:
         if name not in known:
             what = f"{name!r} is no binding; {expected(name, known)}"
@@ -375,7 +380,7 @@ def _set_values(overrides: Overrides, fields: Fields) -> tuple[ProbeChoice, ...]
         if not (equals and dot and name):
             fields.wrong(where, "set", "expected PROBE.FIELD=VALUE, such as host_memory.bytes=64M")
             continue
-        params = Table((Entry(name, _flag_list(where, values), where),), where)
+        params = Table((Entry(name, _flag_list(where, values, fields), where),), where)
         choice = Table((Entry(probe, params, where),), where)
         for read in config_fields.probes(fields, choice, "probes"):
             found.setdefault(probe, {}).update(read.params)

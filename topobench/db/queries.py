@@ -165,7 +165,11 @@ def _moment(text: str, now: datetime) -> datetime:
         return now
     if re.match(r"\d{4}-", text):
         return parse_time(text if "T" in text or " " in text else f"{text}T00:00:00Z")
-    return now - timedelta(seconds=units.parse_duration(text))
+    seconds = units.parse_duration(text)
+    try:
+        return now - timedelta(seconds=seconds)
+    except OverflowError:
+        raise ValueError(f"{text} ago is before the calendar begins") from None
 
 
 def _without_comments(sql: str) -> str:
