@@ -118,6 +118,11 @@ price = Table(
     Column("valid_from", UtcTime, nullable=False),
     Column("valid_to", UtcTime),
     Column("source", Text),
+    Column("years", Number),
+    Column("rate_ratio", Number),
+    Column("utilisation_ratio", Number),
+    Column("watts", Number),
+    Column("hour_amount", Number),
 )
 
 fit = Table(
