@@ -1,0 +1,117 @@
+"""Views of what was concluded: changes, knees, and windows of load against a limit."""
+
+from __future__ import annotations
+
+# A synthetic or imported host says so also where a change was recorded, not measured.
+V_CHANGES = """
+CREATE VIEW v_changes AS
+WITH origin AS (
+    SELECT
+        host_id, max(synthetic) AS synthetic,
+        CASE WHEN min(source) = max(source) THEN max(source) ELSE 'several' END AS source
+    FROM series
+    GROUP BY host_id
+)
+SELECT
+    'recorded' AS what, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
+    e.kind, e.key, e.old, e.new, e.source AS recorded_by,
+    NULL AS series_id, NULL AS devices, NULL AS probe, NULL AS params, NULL AS arm,
+    NULL AS metric, NULL AS effect_ratio, NULL AS p, NULL AS method, NULL AS n_recorded,
+    e.at AS at_lo, e.at AS at_hi, e.at_unix_seconds AS at_hi_unix_seconds,
+    coalesce(o.source, 'probe') AS source, coalesce(o.synthetic, 0) AS synthetic
+FROM change_event e
+JOIN host h ON h.id = e.host_id
+JOIN cluster cl ON cl.id = h.cluster_id
+LEFT JOIN sku k ON k.id = h.sku_id
+LEFT JOIN origin o ON o.host_id = h.id
+UNION ALL
+SELECT
+    'result', cl.name, h.name, h.key, k.name, NULL, NULL, NULL, NULL, NULL,
+    s.id, ds.label, pc.probe, pc.params, a.name,
+    m.name, c.effect_ratio, c.p, c.method,
+    (
+        SELECT count(*) FROM change_event e
+        WHERE e.host_id = s.host_id AND e.at >= c.at_lo AND e.at <= c.at_hi
+    ),
+    c.at_lo, c.at_hi, c.at_hi_unix_seconds, s.source, s.synthetic
+FROM changepoint c
+JOIN series s ON s.id = c.series_id
+JOIN host h ON h.id = s.host_id
+JOIN cluster cl ON cl.id = h.cluster_id
+LEFT JOIN sku k ON k.id = h.sku_id
+JOIN device_set ds ON ds.id = s.device_set_id
+JOIN probe_case pc ON pc.id = s.case_id
+JOIN arm a ON a.id = s.arm_id
+JOIN metric m ON m.id = c.metric_id
+"""
+
+V_KNEE = """
+CREATE VIEW v_knee AS
+WITH placed AS (
+    SELECT
+        f.*, sw.uuid AS sweep, sw.cluster_id, sw.started_at, sw.started_unix_seconds,
+        sw.source, sw.synthetic,
+        row_number() OVER (
+            PARTITION BY sw.cluster_id, f.host_id, f.subject, f.x_metric, sw.source, sw.synthetic
+            ORDER BY sw.started_unix_seconds DESC, f.id DESC
+        ) AS place
+    FROM fit f
+    JOIN sweep sw ON sw.id = f.sweep_id
+    WHERE f.kind = 'knee'
+)
+SELECT
+    p.sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
+    p.subject, p.x_metric, p.knee, p.knee_lo, p.knee_hi, p.params,
+    p.started_at AS measured_at, p.started_unix_seconds AS measured_unix_seconds,
+    p.source, p.synthetic
+FROM placed p
+JOIN cluster cl ON cl.id = p.cluster_id
+LEFT JOIN host h ON h.id = p.host_id
+LEFT JOIN sku k ON k.id = h.sku_id
+WHERE p.place = 1
+"""
+
+# A window counts if it is long and full enough to see a P99: of 300 requests without one
+# over the limit, 99 % are under it with 95 % confidence.
+V_SLO = """
+CREATE VIEW v_slo AS
+WITH judged AS (
+    SELECT
+        w.*,
+        CASE WHEN w.duration_seconds >= 60 AND w.n >= 300 AND 100 * w.n_over <= w.n
+            AND 1000 * w.errors <= w.n THEN 1 ELSE 0 END AS meets
+    FROM slo_window w
+), streaks AS (
+    SELECT
+        judged.*,
+        row_number() OVER (PARTITION BY run_id, concurrency ORDER BY window_no)
+            - row_number() OVER (PARTITION BY run_id, concurrency, meets ORDER BY window_no)
+            AS streak
+    FROM judged
+)
+SELECT
+    sw.uuid AS sweep, r.uuid AS run, cl.name AS cluster, h.name AS host, h.key AS host_key,
+    k.name AS sku, ds.label AS devices, ds.n_devices, pc.probe, pc.probe_version,
+    pc.id AS case_id, pc.params, pc.seq_len, pc.batch, pc.dtype, pc.model, pc.tp, pc.backend,
+    a.name AS arm, w.window_no, w.concurrency, w.offered_per_second, w.duration_seconds,
+    w.n, w.n_over, w.errors, w.p50_seconds, w.p99_seconds, w.meets,
+    CASE WHEN w.meets = 1 THEN row_number() OVER (
+        PARTITION BY w.run_id, w.concurrency, w.meets, w.streak ORDER BY w.window_no
+    ) ELSE 0 END AS meets_in_a_row,
+    w.started_at AS measured_at, r.started_unix_seconds AS measured_unix_seconds,
+    s.source, s.synthetic
+FROM streaks w
+JOIN run r ON r.id = w.run_id
+JOIN sweep sw ON sw.id = r.sweep_id
+JOIN series s ON s.id = r.series_id
+JOIN host h ON h.id = s.host_id
+JOIN cluster cl ON cl.id = h.cluster_id
+LEFT JOIN sku k ON k.id = h.sku_id
+JOIN device_set ds ON ds.id = s.device_set_id
+JOIN probe_case pc ON pc.id = s.case_id
+JOIN arm a ON a.id = s.arm_id
+WHERE r.status IN ('ok', 'partial')
+"""
+
+VIEWS = {"v_changes": V_CHANGES, "v_knee": V_KNEE, "v_slo": V_SLO}
+"""Name -> statement that makes it."""

@@ -1,0 +1,124 @@
+"""Views of what was measured: every reading, the newest of each series, and who has any."""
+
+from __future__ import annotations
+
+V_READING = """
+CREATE VIEW v_reading AS
+SELECT
+    sw.uuid AS sweep, r.uuid AS run, cl.name AS cluster,
+    h.name AS host, h.key AS host_key, k.name AS sku,
+    tc.name AS topology_class, tc.id AS topology_class_id,
+    ds.label AS devices, ds.n_devices,
+    pc.probe, pc.probe_version, pc.id AS case_id, pc.params,
+    pc.bytes, pc.seq_len, pc.batch, pc.dtype, pc.model, pc.op, pc.tp, pc.direction,
+    pc.memory, pc.cpu_node, pc.memory_node, pc.backend,
+    s.id AS series_id, s.n_ranks, s.n_hosts, a.name AS arm, a.binding, a.ring, c.path_class,
+    c.process_no, c.block, c.order_in_block,
+    e.driver, e.cuda, e.nccl, e.torch, e.kernel,
+    m.name AS metric, m.unit, m.better, d.rank, d.point,
+    d.n, d.median, d.ci_lo, d.ci_hi, d.ci_level, d.mad, d.minimum, d.maximum, d.p90, d.p99,
+    d.stop_reason, r.status, r.day, r.started_at AS measured_at,
+    r.started_unix_seconds AS measured_unix_seconds, r.duration_seconds,
+    s.source, s.synthetic
+FROM reading d
+JOIN run r ON r.id = d.run_id
+JOIN cell c ON c.id = r.cell_id
+JOIN sweep sw ON sw.id = r.sweep_id
+JOIN series s ON s.id = r.series_id
+JOIN host h ON h.id = s.host_id
+JOIN cluster cl ON cl.id = h.cluster_id
+LEFT JOIN sku k ON k.id = h.sku_id
+LEFT JOIN topology t ON t.id = r.topology_id
+LEFT JOIN topology_class tc ON tc.id = t.topology_class_id
+JOIN probe_case pc ON pc.id = s.case_id
+JOIN arm a ON a.id = s.arm_id
+JOIN device_set ds ON ds.id = s.device_set_id
+JOIN environment e ON e.id = r.environment_id
+JOIN metric m ON m.id = d.metric_id
+WHERE r.status IN ('ok', 'partial') AND d.median IS NOT NULL
+"""
+
+# One process gives its own interval (ci_level within); from six processes on, the smallest
+# and the largest of their medians are an interval of 97 % or more (between); two to five
+# give none. `2 * place BETWEEN processes AND processes + 2` picks the middle one or two
+# without a division, which engines round differently.
+V_LATEST = """
+CREATE VIEW v_latest AS
+WITH process AS (
+    SELECT
+        s.id AS series_id, s.latest_sweep_id AS sweep_id, d.metric_id, d.rank, d.point,
+        d.n, d.median, d.ci_lo, d.ci_hi, r.topology_id, r.environment_id, c.path_class,
+        r.started_at, r.started_unix_seconds,
+        row_number() OVER (
+            PARTITION BY s.id, d.metric_id, d.point ORDER BY d.median, d.run_id
+        ) AS place,
+        count(*) OVER (PARTITION BY s.id, d.metric_id, d.point) AS processes
+    FROM series s
+    JOIN run r ON r.series_id = s.id AND r.sweep_id = s.latest_sweep_id
+    JOIN cell c ON c.id = r.cell_id
+    JOIN reading d ON d.run_id = r.id
+    WHERE r.status IN ('ok', 'partial') AND d.median IS NOT NULL
+), latest AS (
+    SELECT
+        series_id, sweep_id, metric_id, point, max(rank) AS rank, max(processes) AS n_processes,
+        sum(n) AS n, max(topology_id) AS topology_id, max(environment_id) AS environment_id,
+        max(path_class) AS path_class,
+        avg(CASE WHEN 2 * place BETWEEN processes AND processes + 2 THEN median END) AS median,
+        min(median) AS lowest, max(median) AS highest,
+        max(ci_lo) AS ci_lo, max(ci_hi) AS ci_hi,
+        max(started_at) AS measured_at, max(started_unix_seconds) AS measured_unix_seconds
+    FROM process
+    GROUP BY series_id, sweep_id, metric_id, point
+)
+SELECT
+    sw.uuid AS sweep, cl.name AS cluster,
+    h.name AS host, h.key AS host_key, k.name AS sku,
+    tc.name AS topology_class, tc.id AS topology_class_id,
+    ds.label AS devices, ds.n_devices,
+    pc.probe, pc.probe_version, pc.id AS case_id, pc.params,
+    pc.bytes, pc.seq_len, pc.batch, pc.dtype, pc.model, pc.op, pc.tp, pc.direction,
+    pc.memory, pc.cpu_node, pc.memory_node, pc.backend,
+    s.id AS series_id, s.n_ranks, s.n_hosts, a.name AS arm, a.binding, a.ring, l.path_class,
+    e.driver, e.cuda, e.nccl, e.torch, e.kernel,
+    m.name AS metric, m.unit, m.better, l.rank, l.point,
+    l.n_processes, l.n, l.median,
+    CASE WHEN l.n_processes = 1 THEN l.ci_lo WHEN l.n_processes >= 6 THEN l.lowest END AS ci_lo,
+    CASE WHEN l.n_processes = 1 THEN l.ci_hi WHEN l.n_processes >= 6 THEN l.highest END AS ci_hi,
+    CASE WHEN l.n_processes = 1 THEN 'within' WHEN l.n_processes >= 6 THEN 'between' END
+        AS ci_level,
+    l.lowest, l.highest, l.measured_at, l.measured_unix_seconds, s.source, s.synthetic
+FROM latest l
+JOIN series s ON s.id = l.series_id
+JOIN sweep sw ON sw.id = l.sweep_id
+JOIN host h ON h.id = s.host_id
+JOIN cluster cl ON cl.id = h.cluster_id
+LEFT JOIN sku k ON k.id = h.sku_id
+LEFT JOIN topology t ON t.id = l.topology_id
+LEFT JOIN topology_class tc ON tc.id = t.topology_class_id
+JOIN probe_case pc ON pc.id = s.case_id
+JOIN arm a ON a.id = s.arm_id
+JOIN device_set ds ON ds.id = s.device_set_id
+JOIN environment e ON e.id = l.environment_id
+JOIN metric m ON m.id = l.metric_id
+"""
+
+V_COVERAGE = """
+CREATE VIEW v_coverage AS
+SELECT
+    cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
+    h.rack, h.leaf, h.batch, h.first_seen_at, h.last_seen_at, h.retired_on,
+    count(s.latest_at) AS n_series_measured,
+    max(s.latest_at) AS measured_at,
+    max(s.latest_unix_seconds) AS measured_unix_seconds,
+    CASE WHEN count(DISTINCT s.source) > 1 THEN 'several' ELSE max(s.source) END AS source,
+    max(s.synthetic) AS synthetic
+FROM host h
+JOIN cluster cl ON cl.id = h.cluster_id
+LEFT JOIN sku k ON k.id = h.sku_id
+LEFT JOIN series s ON s.host_id = h.id AND s.latest_at IS NOT NULL
+GROUP BY
+    cl.name, h.name, h.key, k.name, h.rack, h.leaf, h.batch, h.first_seen_at, h.last_seen_at,
+    h.retired_on
+"""
+
+VIEWS = {"v_reading": V_READING, "v_latest": V_LATEST, "v_coverage": V_COVERAGE}
