@@ -1,0 +1,29 @@
+-- title: History by night
+-- answers: How did a metric of the same case and devices go, night by night, from the start?
+-- param host text = %: hosts whose name matches this LIKE pattern
+-- param probe text = %: probes whose name matches this LIKE pattern
+-- param metric text = %: metrics whose name matches this LIKE pattern
+-- param source text = probe: of whom; import:% for imported results, % for all
+-- param limit integer = 1000: rows to show, the newest first
+-- param now moment = now: ages are counted up to here
+-- Reads night_rollup alone, so that it stays quick over years and after results are gone.
+-- n: readings of that night; lowest and highest are not kept, mad is of those readings.
+SELECT
+    cl.name AS cluster, h.name AS host, ds.label AS devices, pc.probe, pc.params, a.name AS arm,
+    m.name AS metric, m.unit, u.point, u.day, u.n, u.median, u.mad,
+    u.median / max(u.median) OVER (
+        PARTITION BY u.series_id, u.metric_id, u.point
+    ) AS of_highest_ratio,
+    :now - s.latest_unix_seconds AS age_seconds, s.source, s.synthetic
+FROM night_rollup u
+JOIN series s ON s.id = u.series_id
+JOIN host h ON h.id = s.host_id
+JOIN cluster cl ON cl.id = h.cluster_id
+JOIN probe_case pc ON pc.id = s.case_id
+JOIN arm a ON a.id = s.arm_id
+JOIN device_set ds ON ds.id = s.device_set_id
+JOIN metric m ON m.id = u.metric_id
+WHERE h.name LIKE :host AND pc.probe LIKE :probe AND m.name LIKE :metric AND s.source LIKE :source
+    AND u.median > 0
+ORDER BY u.day DESC, cl.name, h.name, pc.probe, ds.label, pc.params, a.name, m.name, u.point
+LIMIT :limit

@@ -1,0 +1,58 @@
+-- title: Price of all-reduce bandwidth
+-- answers: What does an hour of 1 GB/s of bus bandwidth of a collective cost, by SKU?
+-- param op text = all_reduce: the collective
+-- param bytes bytes = 128M: message size
+-- param arm text = %: arms whose name matches this LIKE pattern
+-- param cluster text = %: clusters whose name matches this LIKE pattern
+-- param source text = probe: of whom; import:% for imported results, % for all
+-- param at time = now: prices valid at this moment
+-- param since time = 30d: only what was measured since
+-- param now moment = now: ages are counted up to here
+-- Each row is the median of its hosts. One host has its own interval; from six hosts on, the
+-- lowest and the highest host are one of 97 %; two to five give none.
+WITH placed AS (
+    SELECT
+        v.*,
+        row_number() OVER (
+            PARTITION BY
+                cluster, sku, case_id, n_ranks, n_hosts, arm, basis, currency, source, synthetic
+            ORDER BY median, host_key, devices
+        ) AS place,
+        count(*) OVER (
+            PARTITION BY
+                cluster, sku, case_id, n_ranks, n_hosts, arm, basis, currency, source, synthetic
+        ) AS n_groups
+    FROM v_price_performance v
+    WHERE op = :op AND bytes = :bytes AND metric = 'busbw_bytes_per_second' AND rank IS NULL
+        AND arm LIKE :arm AND cluster LIKE :cluster AND source LIKE :source
+        AND price_from <= :at AND (price_to IS NULL OR price_to > :at) AND measured_at >= :since
+), hosts AS (
+    SELECT
+        cluster, sku, n_ranks, n_hosts, backend, dtype, arm, bytes, basis, currency, kinds,
+        case_id, n_groups, count(DISTINCT host_key) AS n_measured_hosts, sum(n) AS n,
+        avg(CASE WHEN 2 * place BETWEEN n_groups AND n_groups + 2 THEN median END) AS median,
+        min(median) AS lowest, max(median) AS highest, max(ci_lo) AS ci_lo, max(ci_hi) AS ci_hi,
+        max(ci_level) AS ci_level, max(hour_amount) AS hour_amount,
+        min(measured_unix_seconds) AS oldest, source, synthetic
+    FROM placed
+    GROUP BY
+        cluster, sku, n_ranks, n_hosts, backend, dtype, arm, bytes, basis, currency, kinds,
+        case_id, n_groups, source, synthetic
+), bounded AS (
+    SELECT
+        h.*,
+        CASE WHEN n_groups = 1 THEN ci_lo WHEN n_groups >= 6 THEN lowest END AS lo,
+        CASE WHEN n_groups = 1 THEN ci_hi WHEN n_groups >= 6 THEN highest END AS hi,
+        CASE WHEN n_groups = 1 THEN ci_level WHEN n_groups >= 6 THEN 'between' END AS level
+    FROM hosts h
+)
+SELECT
+    cluster, sku, n_ranks, n_hosts, backend, dtype, arm, bytes, basis, currency, kinds,
+    hour_amount, median AS busbw_bytes_per_second,
+    hour_amount / median * 1e9 AS hour_amount_per_gbps,
+    hour_amount / hi * 1e9 AS hour_amount_per_gbps_lo,
+    hour_amount / lo * 1e9 AS hour_amount_per_gbps_hi,
+    level AS ci_level, n_measured_hosts, n, :now - oldest AS age_seconds, source, synthetic
+FROM bounded
+WHERE median > 0 AND (lo IS NULL OR lo > 0)
+ORDER BY currency, basis, hour_amount_per_gbps, cluster, sku, n_ranks, dtype, arm

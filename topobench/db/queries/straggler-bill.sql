@@ -1,0 +1,111 @@
+-- title: Straggler bill
+-- answers: What does a job of N hosts lose by waiting for its slowest one, and without the worst?
+-- param hosts integer = 8: hosts of the job
+-- param hours number = 730: how long it runs
+-- param cluster text = %: clusters whose name matches this LIKE pattern
+-- param probe text = %: probes whose name matches this LIKE pattern
+-- param metric text = %: metrics whose name matches this LIKE pattern
+-- param source text = probe: of whom; import:% for imported results, % for all
+-- param at time = now: prices valid at this moment
+-- param since time = 30d: only what was measured since
+-- param now moment = now: ages are counted up to here
+-- The job's hosts are drawn at random from those measured, without repetition; expected_ratio is
+-- the mean speed of the slowest of them by that of the median host (exact, from the ranks), and
+-- 95 % of the draws lie between range_lo and range_hi. n_left_out: so many of the slowest hosts
+-- do not take part. bill: (1 - expected_ratio) of what the N hosts cost in that time.
+WITH RECURSIVE per_host AS (
+    SELECT
+        cluster, sku, host_key, case_id, probe, params, arm, n_devices, n_ranks, metric, point,
+        source, synthetic,
+        avg(CASE WHEN better = 1 THEN median WHEN median > 0 THEN 1 / median END) AS speed,
+        sum(n) AS n, min(measured_unix_seconds) AS oldest
+    FROM v_latest
+    WHERE better <> 0 AND metric <> 'locality_ratio' AND rank IS NULL AND n_hosts = 1
+        AND sku IS NOT NULL AND measured_at >= :since AND cluster LIKE :cluster
+        AND probe LIKE :probe AND metric LIKE :metric AND source LIKE :source
+    GROUP BY
+        cluster, sku, host_key, case_id, probe, params, arm, n_devices, n_ranks, metric, point,
+        source, synthetic
+), grouped AS (
+    SELECT
+        cluster, sku, case_id, probe, params, arm, n_devices, n_ranks, metric, point, source,
+        synthetic, count(*) AS n_all, sum(n) AS n, min(oldest) AS oldest
+    FROM per_host
+    WHERE speed > 0
+    GROUP BY
+        cluster, sku, case_id, probe, params, arm, n_devices, n_ranks, metric, point, source,
+        synthetic
+), numbered AS (
+    SELECT
+        g.*,
+        row_number() OVER (
+            ORDER BY
+                cluster, sku, case_id, arm, n_devices, n_ranks, metric, point, source, synthetic
+        ) AS series_no
+    FROM grouped g
+    WHERE n_all >= :hosts AND :hosts >= 1
+), placed AS (
+    SELECT
+        g.series_no, h.speed, g.n_all,
+        row_number() OVER (PARTITION BY g.series_no ORDER BY h.speed, h.host_key) AS place
+    FROM numbered g
+    JOIN per_host h
+        ON h.cluster = g.cluster AND h.sku = g.sku AND h.case_id = g.case_id AND h.arm = g.arm
+        AND h.n_devices = g.n_devices AND h.n_ranks = g.n_ranks AND h.metric = g.metric
+        AND h.point = g.point AND h.source = g.source AND h.synthetic = g.synthetic
+    WHERE h.speed > 0
+), middle AS (
+    SELECT series_no, avg(speed) AS middle
+    FROM placed
+    WHERE 2 * place BETWEEN n_all AND n_all + 2
+    GROUP BY series_no
+), left_out AS (
+    SELECT 0 AS n_left_out
+    UNION ALL SELECT 1
+    UNION ALL SELECT 2
+    UNION ALL SELECT 4
+    UNION ALL SELECT 8
+), draw AS (
+    -- The chance that the slowest of the draw is the host at this place.
+    SELECT
+        g.series_no, o.n_left_out, g.n_all - o.n_left_out AS n_pool, 1 AS place,
+        1.0 * :hosts / (g.n_all - o.n_left_out) AS chance
+    FROM numbered g
+    JOIN left_out o ON g.n_all - o.n_left_out >= :hosts
+    UNION ALL
+    SELECT
+        series_no, n_left_out, n_pool, place + 1,
+        chance * (n_pool - place - :hosts + 1) / (n_pool - place)
+    FROM draw
+    WHERE place <= n_pool - :hosts
+), summed AS (
+    SELECT
+        d.series_no, d.n_left_out, d.chance, p.speed / m.middle AS ratio,
+        sum(d.chance) OVER (PARTITION BY d.series_no, d.n_left_out ORDER BY d.place) AS up_to
+    FROM draw d
+    JOIN placed p ON p.series_no = d.series_no AND p.place = d.place + d.n_left_out
+    JOIN middle m ON m.series_no = d.series_no
+), answer AS (
+    SELECT
+        series_no, n_left_out, sum(chance * ratio) AS expected_ratio,
+        min(CASE WHEN up_to >= 0.025 THEN ratio END) AS range_lo_ratio,
+        min(CASE WHEN up_to >= 0.975 THEN ratio END) AS range_hi_ratio
+    FROM summed
+    GROUP BY series_no, n_left_out
+)
+SELECT
+    g.cluster, g.sku, g.probe, g.params, g.arm, g.metric, g.point, g.n_all AS n_measured_hosts,
+    a.n_left_out, a.expected_ratio, a.range_lo_ratio, a.range_hi_ratio, v.basis, v.currency,
+    v.kinds, v.host_hour_amount,
+    (1 - a.expected_ratio) * :hosts * :hours * v.host_hour_amount AS bill,
+    (1 - a.range_hi_ratio) * :hosts * :hours * v.host_hour_amount AS bill_lo,
+    (1 - a.range_lo_ratio) * :hosts * :hours * v.host_hour_amount AS bill_hi,
+    g.n, :now - g.oldest AS age_seconds, g.source, g.synthetic
+FROM answer a
+JOIN numbered g ON g.series_no = a.series_no
+LEFT JOIN v_price v
+    ON v.cluster = g.cluster AND v.sku = g.sku AND v.price_from <= :at
+    AND (v.price_to IS NULL OR v.price_to > :at)
+ORDER BY
+    g.cluster, g.sku, g.probe, g.params, g.arm, g.metric, g.point, g.series_no, v.currency,
+    v.basis, a.n_left_out

@@ -1,0 +1,42 @@
+-- title: Cost of sweeps
+-- answers: What did a sweep cost: GPU-hours, money, cells without a number?
+-- param cluster text = %: clusters whose name matches this LIKE pattern
+-- param since time = 30d: only sweeps begun since
+-- param now moment = now: ages are counted up to here
+-- Time of the runs alone, not of their planning. A host is taken whole while a run of it lasts:
+-- amount is its price for that time, at the price valid when the sweep began.
+WITH spent AS (
+    SELECT
+        c.sweep_id, h.sku_id, h.cluster_id, s.source, s.synthetic,
+        count(DISTINCT h.id) AS n_hosts, count(DISTINCT c.id) AS n_cells,
+        count(DISTINCT CASE WHEN c.status IN ('ok', 'partial') THEN c.id END) AS n_measured,
+        count(DISTINCT CASE WHEN c.status IN ('skipped', 'not_applicable') THEN c.id END)
+            AS n_skipped,
+        count(DISTINCT CASE
+            WHEN c.status IN ('failed', 'timeout', 'aborted', 'invalid') THEN c.id
+        END) AS n_failed,
+        count(r.id) AS n, coalesce(sum(r.duration_seconds), 0) AS run_seconds,
+        coalesce(sum(r.duration_seconds * s.n_hosts), 0) / 3600 AS host_hours,
+        coalesce(sum(r.duration_seconds * ds.n_devices), 0) / 3600 AS gpu_hours
+    FROM cell c
+    JOIN series s ON s.id = c.series_id
+    JOIN host h ON h.id = s.host_id
+    JOIN device_set ds ON ds.id = s.device_set_id
+    LEFT JOIN run r ON r.cell_id = c.id
+    GROUP BY c.sweep_id, h.sku_id, h.cluster_id, s.source, s.synthetic
+)
+SELECT
+    sw.uuid AS sweep, cl.name AS cluster, k.name AS sku, sw.profile, sw.trigger, sw.status,
+    sw.started_at, t.n_hosts, t.n_cells, t.n_measured, t.n_skipped, t.n_failed, t.n,
+    t.run_seconds, t.host_hours, t.gpu_hours, p.basis, p.currency, p.kinds,
+    t.host_hours * p.host_hour_amount AS amount,
+    :now - sw.started_unix_seconds AS age_seconds, t.source, t.synthetic
+FROM spent t
+JOIN sweep sw ON sw.id = t.sweep_id
+JOIN cluster cl ON cl.id = t.cluster_id
+LEFT JOIN sku k ON k.id = t.sku_id
+LEFT JOIN v_price p
+    ON p.cluster = cl.name AND p.sku = k.name AND p.price_from <= sw.started_at
+    AND (p.price_to IS NULL OR p.price_to > sw.started_at)
+WHERE sw.started_at >= :since AND cl.name LIKE :cluster
+ORDER BY sw.started_at DESC, sw.id DESC, k.name, p.currency, p.basis
