@@ -10,14 +10,13 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from topobench.db import views_arms, views_fleet, views_judged, views_measured, views_price, views_price
+from topobench.db import views_arms, views_fleet, views_judged, views_measured, views_price
 
 VIEWS = {
     **views_measured.VIEWS,
     **views_arms.VIEWS,
     **views_fleet.VIEWS,
     **views_judged.VIEWS,
-    **views_price.VIEWS,
     **views_price.VIEWS,
 }
 """Name -> statement that makes it; a view comes after those it reads."""
