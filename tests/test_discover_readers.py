@@ -17,6 +17,8 @@ CPU, NODE = "sys/devices/system/cpu", "sys/devices/system/node"
 PORT = "pci0000:00/0000:00:01.0"
 DEVICE = f"{PORT}/0000:01:00.0"
 GEN5 = ("32.0 GT/s PCIe", "16", "32.0 GT/s PCIe", "16")
+MI300 = ("0x120000", "0x1002", "0x74a1")
+RAID = ("0x010400", "0x1000", "0x10e2")
 
 
 @pytest.fixture
@@ -225,6 +227,9 @@ def test_nvme_disk_in_full(root: Path) -> None:
         (NVME, ("8.0 GT/s PCIe", "4", "16.0 GT/s PCIe", "4"), ["link_speed"]),
         (GPU, ("2.5 GT/s PCIe", "16", "32.0 GT/s PCIe", "16"), []),
         (GPU, ("2.5 GT/s PCIe", "4", "32.0 GT/s PCIe", "16"), ["link_width"]),
+        (MI300, ("2.5 GT/s PCIe", "16", "32.0 GT/s PCIe", "16"), []),
+        (MI300, ("32.0 GT/s PCIe", "8", "32.0 GT/s PCIe", "16"), ["link_width"]),
+        (RAID, ("8.0 GT/s PCIe", "4", "16.0 GT/s PCIe", "8"), ["link_width", "link_speed"]),
     ],
 )
 def test_links_below_what_both_ends_can(
@@ -244,6 +249,13 @@ def test_narrow_uplink_of_a_switch_is_named_and_a_slow_one_by_design_is_not(root
     narrow = ("32.0 GT/s PCIe", "4", "32.0 GT/s PCIe", "16")
     add_pci(root, "pci0000:00/0000:00:02.0/0000:02:00.0", node=0, link=narrow)
     assert warned(seen(root)) == [("link_width", "pci:0000:02:00.0")]
+
+
+def test_slot_that_a_guest_does_not_see_is_not_spoken_for(root: Path) -> None:
+    """A card on a guest's flat bus: what its slot can do is not known."""
+    add_pci(root, "pci0000:00/0000:00:06.0", GPU, node=0, link=("8.0 GT/s PCIe", "8", *GEN5[2:]))
+    (warning,) = [w for w in seen(root).warnings if w.code == "link_width"]
+    assert warning.text == "its link runs at x8, it can do x16"
 
 
 def test_sources_that_contradict_each_other_are_named(root: Path) -> None:

@@ -174,18 +174,30 @@ def test_device_without_a_node_is_unknown_and_not_on_node_zero() -> None:
 
 
 def test_links_run_at_lstopos_rate_below_what_their_port_can_do() -> None:
-    """Not named as degraded: what is plugged in can do no more, by design."""
     found, witness = topology("classes"), lstopo("classes")
     linked = {d.address: d.link for d in found.pci if d.link}
     assert len(linked) == 16
-    assert [w for w in found.warnings if w.code.startswith("link_")] == []
     for address, link in linked.items():
         assert (link.speed_gts, link.width) == (2.5, 1)
         assert link.bytes_per_second == 2.5e8 == witness[address].bytes_per_second
-        assert link.effective_max_bytes_per_second == 2.5e8
-    port = next(d for d in found.pci if d.role == "root_port" and d.numa_node.value == 0)
-    assert port.link
-    assert (port.link.max_speed_gts, port.link.max_width) == (16.0, 32)
+    ports = [d.link for d in found.pci if d.role == "root_port" and d.link]
+    assert [p.max_speed_gts for p in ports] == [16.0] * 4
+
+
+def test_link_that_both_ends_could_run_faster_is_named_and_no_other() -> None:
+    """All the other cards can do no more than 2.5 GT/s x1, in ports of 16 GT/s: by design."""
+    found = topology("classes")
+    links = {d.address: d.link for d in found.pci if d.link}
+    port = next(d.parent for d in found.pci if d.address == BRIDGE)
+    for end in (BRIDGE, port):
+        link = links.pop(end or "")
+        assert (link.max_speed_gts, link.max_width) == (16.0, 16)
+        assert link.effective_max_bytes_per_second == pytest.approx(31.508e9, rel=1e-4)
+    assert {k.effective_max_bytes_per_second for k in links.values()} == {2.5e8}
+    assert [(w.code, w.subject, w.text) for w in found.warnings] == [
+        ("link_width", f"pci:{BRIDGE}", "its link runs at x1, both ends can do x16"),
+        ("link_speed", f"pci:{BRIDGE}", "its link runs at 2.5 GT/s, both ends can do 16"),
+    ]
 
 
 def test_nics_and_disks_have_the_node_of_their_slot() -> None:

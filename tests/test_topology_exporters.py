@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from made_hosts import make
 from report_topologies import grace, hgx
 from topobench import paths
 from topobench.errors import DiscoveryError, ImportFailed
 from topobench.exporters import dot, hwloc_xml, matrix, nccl_xml, svg
+from topobench.exporters.svg_words import width_of
 from topobench.importers import hwloc_xml as hwloc_in
 from topobench.importers import nccl_xml as nccl_in
 from topobench.importers import smi_matrix
@@ -228,7 +230,7 @@ def test_the_picture_names_everything_and_marks_what_is_slow() -> None:
     words = texts(picture)
     for name in (*(f"GPU {i}" for i in range(8)), *(f"mlx5_{i}" for i in range(8)), "nvme0"):
         assert words.count(name) == 1
-    assert "x8 of x16, 31.5 GB/s" in words
+    assert "32 GT/s x8 of x16" in words
     assert "17 of 18" in words
     slow = [e for e in picture.iter() if e.get("class") == "slow"]
     assert len(slow) == 2 + 1  # the link, the NVLinks, and the legend
@@ -281,3 +283,53 @@ def test_the_graph_joins_every_device_once() -> None:
         assert len(re.findall(rf'"gpu:{i}" -- "NVLink fabric"', graph)) == 1
     assert '"numa:0" -- "numa:1" [label="distance 21"' in graph
     assert 'label="32 GT/s x8 of 32 GT/s x16", color="#d7263d"' in graph
+
+
+def test_idle_gpus_and_cards_in_slow_slots_are_not_red(tmp_path: Path) -> None:
+    """All links rest at 2.5 GT/s; GPU 3 lacks lanes, and the slot of GPU 6 is a slow one."""
+    topology = make("h100-links", tmp_path).discover()
+    picture = parsed_svg(topology)
+    red = [t.text for t in picture.iter() if "red" in t.get("class", "").split()]
+    assert red == ["2.5 GT/s x8 of x16"]
+    assert len([e for e in picture.iter() if e.get("class") == "slow"]) == 1 + 1  # and the legend
+    assert texts(picture).count("2.5 of 32 GT/s x16") == 6
+    assert texts(picture).count("2.5 of 16 GT/s x16") == 1
+    assert dot.export(topology).text.count("penwidth=3") == 1
+    rows = matrix.export(topology).text.splitlines()
+    assert "\t2.5 GT/s x16 of 16 GT/s x16\t" in next(r for r in rows if r.startswith("GPU6"))
+
+
+def test_no_text_in_the_picture_is_wider_than_its_box(tmp_path: Path) -> None:
+    """By the widths of a wide font; what is red is whole, and the picture holds its title."""
+    long = dataclasses.replace(hgx(2).gpus[0], model="NVIDIA RTX PRO 6000 Blackwell Server Edition")
+    cpus = dataclasses.replace(hgx(1).cpus, model="Some CPU with a very long name" * 4)
+    both = make("h100-links", tmp_path).discover()
+    slow = dataclasses.replace(
+        both,
+        pci=tuple(
+            dataclasses.replace(d, link=dataclasses.replace(d.link, speed_gts=16.0, width=8))
+            if d.link and d.pci_class.startswith("0x02")
+            else d
+            for d in both.pci
+        ),
+    )
+    named = dataclasses.replace(hgx(1), gpus=(long,), cpus=cpus)
+    for topology in (slow, named):
+        picture = parsed_svg(topology)
+        whole = [e for e in picture.iter() if e.tag.endswith(("rect", "text"))]
+        boxes = [e for e in whole if e.get("class", "").startswith("leaf")]
+        assert boxes
+        for e in whole:
+            style, words = e.get("class", ""), e.text or ""
+            if not words or e.get("text-anchor"):
+                continue
+            x, y = float(e.attrib["x"]), float(e.attrib["y"])
+            assert x + width_of(words, style) <= float(picture.attrib["width"])
+            for box in boxes:
+                left, top, wide, high = (
+                    float(box.attrib[k]) for k in ("x", "y", "width", "height")
+                )
+                if left <= x <= left + wide and top <= y <= top + high:
+                    assert x + width_of(words, style) <= left + wide
+                    assert "red" not in style.split() or "…" not in words
+    assert texts(parsed_svg(slow)).count("16 x8 of 32 GT/s x16") == 8

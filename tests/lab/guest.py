@@ -9,9 +9,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lab import registers
 from lab.kernel import BUSYBOX, LabUnavailable, boot_files
 from lab.shapes import SHAPES, Shape
 
@@ -123,6 +125,8 @@ def _boot(shape: Shape, folder: Path, job: Path, seconds: float) -> str | None:
         start_new_session=True,
     )
     try:
+        if shape.underused:
+            registers.raise_maximum(guest.pid, shape.underused, deadline=time.monotonic() + 20)
         return guest.communicate(timeout=seconds)[0]
     except subprocess.TimeoutExpired:
         return None

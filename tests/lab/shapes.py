@@ -25,6 +25,8 @@ class Shape:
         devices: QEMU options for what is behind the host bridges.
         disks: Names of empty disks that ``devices`` use, as ``{folder}/NAME``.
         cpuset: Control file of a cgroup -> value, for the command alone.
+        underused: Vendor and device of the one card that could do 16 GT/s x16, though its
+            link is trained at 2.5 GT/s x1.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Shape:
     devices: tuple[str, ...] = ()
     disks: tuple[str, ...] = ()
     cpuset: Mapping[str, str] = field(default_factory=dict)
+    underused: tuple[int, int] | None = None
 
     def options(self, folder: Path) -> list[str]:
         """
@@ -79,7 +82,7 @@ _PCIE_TREE = (
 )
 
 # Pairs of every path class: two bridges of node 0, one of node 1; on the first of them a switch
-# in a switch, and a root port without one.
+# in a switch, and a root port without one. The disk at rp2 is the card that is underused.
 _CLASSES_TREE = (
     "-device pxb-pcie,bus_nr=64,id=bridge0,bus=pcie.0,numa_node=0",
     "-device pxb-pcie,bus_nr=112,id=bridge1,bus=pcie.0,numa_node=0",
@@ -98,9 +101,9 @@ _CLASSES_TREE = (
     "-device nvme,serial=lab1,bus=down3,drive=disk1",
     "-device pcie-root-port,id=rp1,bus=bridge0,chassis=15,slot=5",
     "-device e1000e,bus=rp1,romfile=",
-    "-device pcie-root-port,id=rp2,bus=bridge1,chassis=16,slot=6",
+    "-device pcie-root-port,id=rp2,bus=bridge1,chassis=16,slot=6,x-speed=16,x-width=16",
     "-drive id=disk2,if=none,format=raw,file={folder}/disk2",
-    "-device nvme,serial=lab2,bus=rp2,drive=disk2",
+    "-device nvme,serial=lab2,bus=rp2,drive=disk2,use-intel-id=on",
     "-device pcie-root-port,id=rp3,bus=bridge2,chassis=17,slot=7",
     "-device e1000e,bus=rp3,romfile=",
 )
@@ -138,11 +141,12 @@ SHAPES = {
         Shape(
             "classes",
             "as two, with NVMe disks and NICs behind one switch, two switches, one host bridge, "
-            "two bridges of node 0, and on node 1",
+            "two bridges of node 0, and on node 1; the link of one fast disk is degraded",
             _TWO_NODES,
             _FAR,
             devices=_CLASSES_TREE,
             disks=("disk0", "disk1", "disk2"),
+            underused=(0x8086, 0x5845),
         ),
         Shape(
             "cpuset",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from topobench.exporters.exported import Exported, printable
 from topobench.exporters.fabric import fabric
 from topobench.exporters.matrix import link_text
-from topobench.exporters.places import Home, Leaf, Place, homes, is_slow
+from topobench.exporters.places import Home, Leaf, Place, homes, is_degraded
 from topobench.topology import Topology
 
 _SHAPES = {"gpu": "box3d", "nic": "component", "nvme": "cylinder", "nvswitch": "hexagon"}
@@ -53,12 +53,11 @@ def _inside(place: Place, above: str, home: str) -> Iterator[str]:
 
 
 def _link(end: Leaf | Place) -> str:
-    text = link_text(end.link)
+    text = link_text(end.link, end.short)
     if text is None:
         return ""
-    colour = (
-        f", color={quoted(_RED)}, fontcolor={quoted(_RED)}, penwidth=3" if is_slow(end.link) else ""
-    )
+    red = f", color={quoted(_RED)}, fontcolor={quoted(_RED)}, penwidth=3"
+    colour = red if is_degraded(end) else ""
     return f" [label={quoted(text)}{colour}]"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from topobench.exporters.exported import Exported, printable
-from topobench.exporters.places import is_slow
+from topobench.links import Shortfall, shortfalls
 from topobench.topology import Gpu, Nic, PciDevice, PciLink, Topology
 
 _UNKNOWN = "?"
@@ -57,6 +57,7 @@ class _Table:
     def __init__(self, topology: Topology, gpus: dict[str, Gpu], nics: dict[str, Nic]) -> None:
         self.gpus = gpus
         self.devices: dict[str, PciDevice] = {d.address: d for d in topology.pci}
+        self.short = shortfalls(topology.pci, topology.gpus)
         self.classes = {(p.a, p.b): p.smi for p in topology.paths}
         self.names = {label: gpu.name for label, gpu in gpus.items()}
         self.names |= {label: f"nic:{nic.name}" for label, nic in nics.items()}
@@ -75,30 +76,31 @@ class _Table:
         return told or _UNKNOWN
 
     def _near(self, gpu: Gpu) -> str:
-        device = self.devices.get(gpu.pci_address or "")
+        address = gpu.pci_address or ""
+        device = self.devices.get(address)
         node, own = gpu.cpu_node.value, gpu.own_numa_node
         cells = [
             gpu.cpus or "N/A",
             "N/A" if node is None else str(node),
             "",
             "N/A" if own is None else str(own),
-            link_text(device.link if device else None) or "N/A",
+            link_text(device.link if device else None, self.short.get(address)) or "N/A",
             "N/A" if gpu.nvlink is None else _of(gpu.nvlink.active, gpu.nvlink.expected),
         ]
         return "\t".join(cells)
 
 
-def link_text(link: PciLink | None) -> str | None:
-    """``32 GT/s x16``; where it could be faster, ``16 GT/s x8 of 32 GT/s x16``."""
+def link_text(link: PciLink | None, short: Shortfall | None) -> str | None:
+    """``32 GT/s x16``; where both ends can do more, ``16 GT/s x8 of 32 GT/s x16``."""
     if link is None:
         return None
-    now, best = _lanes(link.speed_gts, link.width), _lanes(link.max_speed_gts, link.max_width)
+    now = _lanes(link.speed_gts, link.width)
     if now is None:
-        rate = link.bytes_per_second
+        best, rate = _lanes(link.max_speed_gts, link.max_width), link.bytes_per_second
         return f"{rate / 1e9:.1f} GB/s" if rate else f"up to {best}" if best else None
-    if is_slow(link) and best and link.effective_max_bytes_per_second:
-        return f"{now} of {best}" if best != now else f"{now}, below the best"
-    return now
+    if short is None:
+        return now
+    return f"{now} of {_lanes(short.fastest or link.speed_gts, short.widest or link.width)}"
 
 
 def _lanes(speed: float | None, width: int | None) -> str | None:

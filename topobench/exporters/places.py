@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from topobench.links import Shortfall, shortfalls
 from topobench.topology import (
     Gpu,
     Known,
@@ -24,13 +25,19 @@ _ROOTLESS = "import:nccl"
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A device: ``kind`` is gpu, nic, nvme or nvswitch; ``name`` is what paths call it."""
+    """
+    A device: ``kind`` is gpu, nic, nvme or nvswitch; ``name`` is what paths call it.
+
+    Args:
+        short: What its link lacks, if anything.
+    """
 
     kind: str
     name: str
     address: str | None
     link: PciLink | None
     item: Gpu | Nic | Nvme | str
+    short: Shortfall | None = None
 
 
 @dataclass(slots=True)
@@ -40,6 +47,7 @@ class Place:
     kind: str
     address: str
     link: PciLink | None = None
+    short: Shortfall | None = None
     places: dict[str, Place] = field(default_factory=dict)
     leaves: list[Leaf] = field(default_factory=list)
 
@@ -64,11 +72,12 @@ def homes(topology: Topology) -> list[Home]:
     found: dict[int | None, Home] = {n.id: Home(n, n.id) for n in topology.cpu_nodes}
     nodes = {n.id: n for n in topology.numa_nodes}
     devices = {d.address: d for d in topology.pci}
-    for leaf, near in _leaves(topology, devices):
+    short = shortfalls(topology.pci, topology.gpus)
+    for leaf, near in _leaves(topology, devices, short):
         number = near.value
         home = found.setdefault(number, Home(nodes.get(-1 if number is None else number), number))
         place = home.place
-        for above in _way(leaf.address, devices, rooted=topology.root != _ROOTLESS):
+        for above in _way(leaf.address, devices, short, rooted=topology.root != _ROOTLESS):
             place = place.places.setdefault(above.address, above)
         place.leaves.append(leaf)
     order = sorted(found, key=lambda n: (n is None, n or 0))
@@ -80,11 +89,9 @@ def memory_nodes(topology: Topology) -> list[NumaNode]:
     return [n for n in topology.numa_nodes if n.kind not in (NodeKind.CPU_MEMORY, NodeKind.CPU)]
 
 
-def is_slow(link: PciLink | None) -> bool:
-    """Whether a link runs below what both of its ends can do."""
-    if link is None or not link.bytes_per_second or not link.effective_max_bytes_per_second:
-        return False
-    return link.bytes_per_second < 0.999 * link.effective_max_bytes_per_second
+def is_degraded(end: Leaf | Place) -> bool:
+    """Whether its link is below what both of its ends can do, and not for being idle."""
+    return end.short is not None and end.short.is_fault
 
 
 def chain(address: str | None, devices: dict[str, PciDevice]) -> list[PciDevice]:
@@ -103,7 +110,13 @@ def nv_links(token: str | None) -> int | None:
     return int(match[1]) if match else None
 
 
-def _way(address: str | None, devices: dict[str, PciDevice], *, rooted: bool) -> Iterator[Place]:
+def _way(
+    address: str | None,
+    devices: dict[str, PciDevice],
+    short: Mapping[str, Shortfall],
+    *,
+    rooted: bool,
+) -> Iterator[Place]:
     """The root, if it is known, and the switches above a function, as new places."""
     if address is None:
         return
@@ -115,15 +128,18 @@ def _way(address: str | None, devices: dict[str, PciDevice], *, rooted: bool) ->
         yield Place("root", (told or top.rpartition(":")[0]).removeprefix("pci"))
     for bridge in above:
         if bridge.role == "upstream":
-            yield Place("switch", bridge.address, bridge.link)
+            yield Place("switch", bridge.address, bridge.link, short.get(bridge.address))
 
 
-def _leaves(topology: Topology, devices: dict[str, PciDevice]) -> Iterator[tuple[Leaf, Known]]:
+def _leaves(
+    topology: Topology, devices: dict[str, PciDevice], short: Mapping[str, Shortfall]
+) -> Iterator[tuple[Leaf, Known]]:
     unknown = Known(None, None, None)
 
     def leaf(kind: str, name: str, address: str | None, item: Gpu | Nic | Nvme | str) -> Leaf:
         device = devices.get(address or "")
-        return Leaf(kind, name, address, device.link if device else None, item)
+        link = device.link if device else None
+        return Leaf(kind, name, address, link, item, short.get(address or ""))
 
     for gpu in topology.gpus:
         if not gpu.is_slice:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from topobench.exporters.exported import Exported, attribute
 from topobench.exporters.fabric import Fabric, fabric
-from topobench.exporters.places import Home, Leaf, Place, homes, is_slow, memory_nodes
+from topobench.exporters.places import Home, Leaf, Place, homes, is_degraded, memory_nodes
 from topobench.exporters.svg_layout import GAP, SPINE, Box, rows_of
 from topobench.exporters.svg_words import (
     LEGEND,
@@ -23,6 +23,7 @@ from topobench.exporters.svg_words import (
     memory_line,
     node_lines,
     title_lines,
+    width_of,
 )
 from topobench.topology import Topology
 
@@ -63,7 +64,8 @@ class _Picture:
                 box.move(box.x + _MARGIN, box.y + _MARGIN + _TITLE)
                 self._find(box)
         boxes = [box for row in rows for box in row]
-        self.width = max([b.x + b.width for b in boxes] + [720.0]) + _MARGIN
+        titles = [_MARGIN + width_of(*t) for t in title_lines(topology)]
+        self.width = max([b.x + b.width for b in boxes] + [720.0, *titles]) + _MARGIN
         self.height = max([b.y + b.height for b in boxes] + [_MARGIN + _TITLE]) + 2 * GAP
 
     def _find(self, box: Box) -> None:
@@ -103,7 +105,8 @@ class _Picture:
         assert isinstance(home, Home)
         yield rect(box, "node" if home.number is not None else "node lost", 14)
         for number, (words, style) in enumerate(node_lines(home)):
-            yield text(box.x + 14, box.y + 24 + 17 * number, words, style)
+            shown = clipped(words, box.width - 22, style)
+            yield text(box.x + 14, box.y + 24 + 17 * number, shown, style)
         yield from self._children(box, "node")
 
     def _children(self, box: Box, level: str) -> Iterator[str]:
@@ -116,13 +119,13 @@ class _Picture:
             yield line(min(ways + spines), bar, max(ways + spines), bar, style, 3)
         for x, inner in zip(ways, box.boxes, strict=True):
             assert isinstance(inner.item, Place)
-            yield line(x, bar, x, inner.y, "slow" if is_slow(inner.item.link) else style, 3)
+            yield line(x, bar, x, inner.y, "slow" if is_degraded(inner.item) else style, 3)
         leaf_style = "pix" if level == "switch" else style
         for x, column in zip(spines, columns, strict=True):
             yield line(x, bar, x, max(leaf.y for leaf in column) + 14, leaf_style, 2)
             for leaf in column:
                 assert isinstance(leaf.item, Leaf)
-                now = "slow" if is_slow(leaf.item.link) else leaf_style
+                now = "slow" if is_degraded(leaf.item) else leaf_style
                 yield line(x, leaf.y + 14, leaf.x, leaf.y + 14, now, 3)
         for inner in box.boxes:
             yield from self._place(inner)
@@ -135,10 +138,10 @@ class _Picture:
         assert isinstance(place, Place)
         yield rect(box, place.kind, 9)
         name = f"PCIe {place.address}" if place.kind == "root" else f"switch {place.address}"
-        yield text(box.x + 9, box.y + 15, clipped(name, box.width - 18), "small")
-        if words := link_words(place.link):
-            style = "small red" if is_slow(place.link) else "small faint"
-            yield text(box.x + 9, box.y + 29, clipped(words, box.width - 18), style)
+        yield text(box.x + 9, box.y + 15, clipped(name, box.width - 18, "small"), "small")
+        if words := link_words(place.link, place.short):
+            style = "small red" if is_degraded(place) else "small faint"
+            yield text(box.x + 9, box.y + 29, clipped(words, box.width - 18, style), style)
         yield from self._children(box, place.kind)
 
     def _leaf(self, box: Box) -> Iterator[str]:
@@ -146,7 +149,7 @@ class _Picture:
         assert isinstance(leaf, Leaf)
         yield rect(box, f"leaf {leaf.kind}", 6)
         for number, (words, style) in enumerate(leaf_lines(leaf)):
-            shown = clipped(words, box.width - 14, bold=number == 0)
+            shown = clipped(words, box.width - 14, style)
             yield text(box.x + 8, box.y + 17 + 14 * number, shown, style)
 
     def _nvlinks(self) -> Iterator[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from topobench.exporters.places import Home, Leaf, Place
 
-LEAF_WIDTH, LEAF_HEIGHT = 140.0, 58.0
+LEAF_WIDTH, LEAF_HEIGHT = 158.0, 58.0
 SPINE = 14.0
 """Room left of a column, where its links run."""
 GAP = 10.0

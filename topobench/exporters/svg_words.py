@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from topobench.exporters.places import Home, Leaf, is_slow
+from topobench.exporters.places import Home, Leaf, is_degraded
+from topobench.links import Shortfall
 from topobench.topology import Gpu, Nic, NodeKind, NumaNode, Nvme, PciLink, Topology
 from topobench.units import format_bytes, format_rate
 
@@ -47,6 +48,10 @@ text{fill:#e4e9f0}.faint{fill:#97a3b3}.red{fill:#ff6b7d}.violet{fill:#c79bff}.on
 """.replace("\n", "")
 
 
+_SIZES = {"title": 19.0, "strong": 13.0, "small": 11.0}
+"""Pixels of letters, by style; others have 12."""
+
+
 def title_lines(topology: Topology) -> Words:
     """What the host is, in two lines; no name and no serial number."""
     models = Counter((g.model or "GPU of unknown model") for g in topology.gpus if not g.is_slice)
@@ -76,7 +81,7 @@ def node_lines(home: Home) -> Words:
         yield "the kernel shows nothing of it", "small red"
         return
     allowed = "" if node.allowed else " (not allowed here)"
-    yield f"CPUs {clipped(node.cpus or 'none', 180)}{allowed}", "small"
+    yield f"CPUs {node.cpus or 'none'}{allowed}", "small"
 
 
 def leaf_lines(leaf: Leaf) -> Words:
@@ -94,8 +99,8 @@ def leaf_lines(leaf: Leaf) -> Words:
     else:
         yield "NVSwitch", "strong"
         yield item, "small faint"
-    if words := link_words(leaf.link):
-        yield words, "small red" if is_slow(leaf.link) else "small faint"
+    if words := link_words(leaf.link, leaf.short):
+        yield words, "small red" if is_degraded(leaf) else "small faint"
     elif leaf.address:
         yield leaf.address, "small faint"
 
@@ -123,27 +128,26 @@ def _nic_line(nic: Nic) -> Words:
         yield words or "NIC", "small"
 
 
-def link_words(link: PciLink | None) -> str | None:
-    """``32 GT/s x16``; of a slow link what it could be, too, and its rate."""
+def link_words(link: PciLink | None, short: Shortfall | None) -> str | None:
+    """``32 GT/s x16``; of a link that could do more, that too: ``32 GT/s x8 of x16``."""
     if link is None:
         return None
-    if is_slow(link) and link.speed_gts and link.width:
-        return f"{_slow_words(link)}, {format_rate(link.bytes_per_second or 0.0)}"
     if link.speed_gts and link.width:
-        return f"{link.speed_gts:g} GT/s x{link.width}"
+        return _words(link.speed_gts, link.width, short)
     if link.max_speed_gts and link.max_width:
         return f"up to {link.max_speed_gts:g} GT/s x{link.max_width}"
     return format_rate(link.bytes_per_second) if link.bytes_per_second else None
 
 
-def _slow_words(link: PciLink) -> str:
-    """``x8 of x16``, ``16 of 32 GT/s``; both where both are lower."""
-    speed, width = link.speed_gts or 0.0, link.width or 0
-    best_speed, best_width = link.max_speed_gts or 0.0, link.max_width or 0
-    parts = [f"x{width} of x{best_width}"] if width < best_width else []
-    if speed < best_speed:
-        parts.insert(0, f"{speed:g} of {best_speed:g} GT/s")
-    return " ".join(parts) or f"{speed:g} GT/s x{width}"
+def _words(speed: float, width: int, short: Shortfall | None) -> str:
+    """Short enough for a device's box."""
+    fastest = short.fastest if short and not (short.may_rest and short.widest) else None
+    widest = short.widest if short else None
+    if fastest and widest:
+        return f"{speed:g} x{width} of {fastest:g} GT/s x{widest}"
+    if fastest:
+        return f"{speed:g} of {fastest:g} GT/s x{width}"
+    return f"{speed:g} GT/s x{width}" + (f" of x{widest}" if widest else "")
 
 
 def memory_line(node: NumaNode, topology: Topology) -> str:
@@ -155,12 +159,26 @@ def memory_line(node: NumaNode, topology: Topology) -> str:
     return f"{node.id}: {'empty' if node.kind == NodeKind.EMPTY else 'memory alone'}{size}"
 
 
-def clipped(words: str, width: float, *, bold: bool = False) -> str:
-    """Text cut to a width in pixels, by the usual widths of letters."""
-    left = width
-    for index, letter in enumerate(words):
-        wide, narrow = letter.isupper() or letter in "_@%mw", letter in " .,:;|il1/"
-        left -= (7.6 if wide else 3.9 if narrow else 6.1) + (0.8 if bold else 0.0)
-        if left < 0:
-            return f"{words[: max(1, index - 1)]}…"
-    return words
+def width_of(words: str, style: str) -> float:
+    """Pixels that a text takes in a wide font; narrower fonts leave some free."""
+    size = next((_SIZES[part] for part in style.split() if part in _SIZES), 12.0)
+    bold = 1.12 if {"title", "strong", "red", "violet"} & set(style.split()) else 1.0
+    return sum(_share(letter) for letter in words) * size * bold
+
+
+def _share(letter: str) -> float:
+    if letter in "_@%mwMW":
+        return 0.92
+    if letter in " .,:;|il/·":
+        return 0.34
+    return 0.7 if letter.isupper() else 0.63
+
+
+def clipped(words: str, width: float, style: str) -> str:
+    """Text cut to a width in pixels."""
+    if width_of(words, style) <= width:
+        return words
+    shown = len(words)
+    while shown > 1 and width_of(f"{words[:shown]}…", style) > width:
+        shown -= 1
+    return f"{words[:shown]}…"

@@ -10,6 +10,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from topobench.host import describe
+from topobench.links import Shortfall, shortfalls
+from topobench.pcie import link_bytes_per_second
 from topobench.report.figures import UNKNOWN
 from topobench.report.hosts import hardware
 from topobench.report.matrix import path_matrix
@@ -30,6 +32,8 @@ from topobench.units import format_bytes, format_rate
 
 BELOW = "BELOW"
 """Marks a link that runs below what both of its ends can do."""
+IDLE = "idle, up to"
+"""Before the rate of a link that is slow, but of a device that slows down when idle."""
 
 
 def render_topology(topology: Topology) -> RenderableType:
@@ -41,12 +45,8 @@ def _parts(topology: Topology) -> Iterator[RenderableType]:
     yield facts([*hardware(describe(topology)), ("limits", _limits(topology))])
     yield Text("")
     yield _tree(topology)
-    if any(_is_below(d.link) for d in topology.pci):
-        yield Prose(
-            f"{BELOW}: less than both ends of the link can do. A speed may rise under load; "
-            "a width does not.",
-            indent=0,
-        )
+    if any(s.is_fault for s in shortfalls(topology.pci, topology.gpus).values()):
+        yield Prose(f"{BELOW}: less than both ends of the link can do.", indent=0)
     if len(topology.numa_distances.nodes) > 1:
         yield Text("\nNUMA DISTANCES (10 = itself)", style="bold")
         yield _distances(topology)
@@ -101,11 +101,12 @@ def _tree(topology: Topology) -> Tree:
     """NUMA nodes; below them PCIe roots, switches, and the devices worth naming."""
     tree = Tree(Text("host", style="bold"), highlight=False)
     by_address = {d.address: d for d in topology.pci}
+    links = _link_texts(topology)
     nodes = {n.id: _Branch(_node_text(n, topology.gpus)) for n in topology.numa_nodes}
     unknown = _Branch(Text("NUMA node unknown", style="yellow"))
-    for leaf in _leaves(topology, by_address):
+    for leaf in _leaves(topology, by_address, links):
         branch = unknown if leaf.node is None else nodes.setdefault(leaf.node, _absent(leaf.node))
-        for key, label in _way(leaf.address, by_address):
+        for key, label in _way(leaf.address, by_address, links):
             branch = branch.branches.setdefault(key, _Branch(label))
         branch.leaves.append(leaf.text)
     for branch in nodes.values():
@@ -135,7 +136,9 @@ def _node_text(node: NumaNode, gpus: Sequence[Gpu]) -> Text:
     return Text(f"NUMA node {node.id}: {', '.join(parts)}", style="bold")
 
 
-def _way(address: str | None, devices: Mapping[str, PciDevice]) -> Iterator[tuple[str, Text]]:
+def _way(
+    address: str | None, devices: Mapping[str, PciDevice], links: Mapping[str, Text]
+) -> Iterator[tuple[str, Text]]:
     """The PCIe root and the switches above a function, root first."""
     if address is None:
         return
@@ -150,18 +153,19 @@ def _way(address: str | None, devices: Mapping[str, PciDevice]) -> Iterator[tupl
     for bridge in reversed(chain):
         if bridge.role == "upstream":
             name = f"switch {clean(bridge.address)} [{_id(bridge)}]"
-            yield bridge.address, Text(name).append_text(_link_text(bridge.link))
+            yield bridge.address, Text(name).append_text(links[bridge.address])
 
 
 def _id(device: PciDevice) -> str:
     return clean(f"{device.vendor.removeprefix('0x')}:{device.device.removeprefix('0x')}")
 
 
-def _leaves(topology: Topology, devices: Mapping[str, PciDevice]) -> Iterator[_Leaf]:
+def _leaves(
+    topology: Topology, devices: Mapping[str, PciDevice], links: Mapping[str, Text]
+) -> Iterator[_Leaf]:
     def leaf(node: Known | None, address: str | None, name: str, more: Text | str) -> _Leaf:
-        device = devices.get(address or "")
         text = Text(name, style="bold").append(f"  {clean(address)}" if address else "")
-        text.append_text(_link_text(device.link if device else None))
+        text.append_text(links.get(address or "", Text()))
         return _Leaf(node.value if node else None, address, text.append(more))
 
     several = len({g.model for g in topology.gpus}) > 1
@@ -205,7 +209,12 @@ def _nic_more(nic: Nic) -> str:
     return "".join(f"  {p}" for p in parts if p)
 
 
-def _link_text(link: PciLink | None) -> Text:
+def _link_texts(topology: Topology) -> dict[str, Text]:
+    short = shortfalls(topology.pci, topology.gpus)
+    return {d.address: _link_text(d.link, short.get(d.address)) for d in topology.pci}
+
+
+def _link_text(link: PciLink | None, short: Shortfall | None) -> Text:
     """``  32 GT/s x16 (63.0 GB/s)``, with a mark where the link could be faster."""
     text = Text()
     if link is None or link.speed_gts is None or link.width is None:
@@ -213,19 +222,14 @@ def _link_text(link: PciLink | None) -> Text:
     text.append(f"  {link.speed_gts:g} GT/s x{link.width}")
     if link.bytes_per_second:
         text.append(f" ({format_rate(link.bytes_per_second)})")
-    if _is_below(link):
-        best = format_rate(link.effective_max_bytes_per_second or 0.0)
-        text.append(f" {BELOW} {best}", style="red")
+    if short:
+        best = link_bytes_per_second(short.fastest or link.speed_gts, short.widest or link.width)
+        rate = format_rate(best or 0.0)
+        if short.is_fault:
+            text.append(f" {BELOW} {rate}", style="red")
+        else:
+            text.append(f" {IDLE} {rate}")
     return text
-
-
-def _is_below(link: PciLink | None) -> bool:
-    return (
-        link is not None
-        and link.bytes_per_second is not None
-        and link.effective_max_bytes_per_second is not None
-        and link.bytes_per_second < 0.999 * link.effective_max_bytes_per_second
-    )
 
 
 def _distances(topology: Topology) -> Sheet:

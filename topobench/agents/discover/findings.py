@@ -8,6 +8,7 @@ from topobench.agents.discover.facts import NvmlFacts
 from topobench.agents.discover.numa import Numa
 from topobench.agents.discover.numa_file import PATH, NumaFile
 from topobench.agents.discover.pci import Pci
+from topobench.links import shortfalls
 from topobench.topology import Gpu, PciDevice, TopologyWarning
 
 _PLACED = ("0x02", "0x0108", "0x0300", "0x0302", "0x12")
@@ -43,27 +44,21 @@ def link_findings(devices: Sequence[PciDevice], gpus: Sequence[Gpu]) -> Iterator
     """
     Links trained narrower or slower than both of their ends can.
 
-    Of GPUs, network functions, NVMe disks and the uplinks of switches. Idle GPUs slow
-    their links down on purpose, and so do the switches above them, but keep the width; their
-    speed is left to readings under load.
+    The speed of GPUs, accelerators and switches is left to readings under load.
     """
     names = {g.pci_address: g.name for g in gpus if not g.is_slice}
     by_address = {d.address: d for d in devices}
-    for device in devices:
-        watched = device.pci_class.startswith(("0x02", "0x0108")) or device.role == "upstream"
-        link, above = device.link, by_address.get(device.parent or "")
-        if not link or not (watched or device.address in names):
+    for address, short in shortfalls(devices, gpus).items():
+        link = by_address[address].link
+        if link is None or not short.is_fault:
             continue
-        ends = [d.link for d in (device, above) if d and d.link]
-        subject = names.get(device.address, f"pci:{device.address}")
-        widest = min((e.max_width for e in ends if e.max_width), default=None)
-        if link.width and widest and link.width < widest:
-            text = f"its link runs at x{link.width}, both ends can do x{widest}"
+        subject = names.get(address, f"pci:{address}")
+        ends = "both ends can do" if short.slot_known else "it can do"
+        if short.widest:
+            text = f"its link runs at x{link.width}, {ends} x{short.widest}"
             yield TopologyWarning("link_width", subject, text)
-        fastest = min((e.max_speed_gts for e in ends if e.max_speed_gts), default=None)
-        awake = watched and device.role != "upstream"
-        if awake and link.speed_gts and fastest and link.speed_gts < fastest:
-            text = f"its link runs at {link.speed_gts:g} GT/s, both ends can do {fastest:g}"
+        if short.fastest and not short.may_rest:
+            text = f"its link runs at {link.speed_gts:g} GT/s, {ends} {short.fastest:g}"
             yield TopologyWarning("link_speed", subject, text)
 
 
