@@ -267,6 +267,7 @@ class Cell:
         order_in_block: Position of this arm in its block, from 0.
         visible: GPUs that its worker sees, where they are more than the cell's own, so that
             the cells of several pairs can share it; else empty.
+        hosts: Of a gang over several hosts, the key of each rank's host; else empty.
         status: ``planned``, or why it will not run (``skipped``, ``not_applicable``).
     """
 
@@ -283,6 +284,7 @@ class Cell:
     status: Status = Status.PLANNED
     reason: Reason | None = None
     visible: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -299,6 +301,7 @@ class Cell:
                 "arm": Arm.from_json(value["arm"]),
                 "devices": tuple(value["devices"]),
                 "visible": tuple(value.get("visible", ())),
+                "hosts": tuple(value.get("hosts", ())),
                 "status": Status(value["status"]),
                 "reason": Reason.from_text(value["reason"]) if value["reason"] else None,
             }

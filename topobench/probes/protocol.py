@@ -36,6 +36,7 @@ class Arms(enum.StrEnum):
     NUMA_MATRIX = "numa_matrix"  # every CPU node x every memory node; no device
     GANG = "gang"  # one worker per rank; ring and binding arms
     RANKS = "ranks"  # one worker per rank; binding arms
+    HOST_PAIRS = "host_pairs"  # one worker on each of two hosts, for pairs of all hosts
 
 
 def parameter(
@@ -46,6 +47,7 @@ def parameter(
     choices: tuple[str, ...] = (),
     minimum: float | None = None,
     maximum: float | None = None,
+    later: bool = False,
 ) -> Any:
     """
     Declare a parameter of a probe.
@@ -53,6 +55,8 @@ def parameter(
     Args:
         default: Value when neither profile nor config names it.
         help: One line: what it is, its unit and what None means.
+        later: Declared after the probe was first published: a case does not name it while it
+            has its default, so that older series go on.
     """
     metadata = {
         "help": help,
@@ -60,6 +64,7 @@ def parameter(
         "choices": choices,
         "minimum": minimum,
         "maximum": maximum,
+        "later": later,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -78,6 +83,7 @@ class WorkerContext:
         deadline_seconds: Seconds left for this cell when ``measure`` is called.
         buffer_ready: A probe calls this with (address, bytes) of the host buffer it
             measures, after touching it, so that the worker can prove page placement.
+        local_rank: Its number among the ranks of this host, which is also its GPU's.
         note: Adds a key to the run's conditions.
         warn: Adds a line to the run's warnings.
     """
@@ -93,6 +99,7 @@ class WorkerContext:
     buffer_ready: Callable[[int, int], None]
     note: Callable[[str, Any], None]
     warn: Callable[[str], None]
+    local_rank: int = 0
 
 
 class Probe(Protocol):
