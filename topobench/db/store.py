@@ -195,19 +195,20 @@ class Store:
         if self._summary(id)["status"] == "running":
             self._writer.set_status(id, "interrupted", ended_at=now_text())
 
-    def sweep_document(self, id: str | None = None) -> dict[str, Any]:
+    def sweep_document(self, id: str | None = None, *, host: str | None = None) -> dict[str, Any]:
         """
         A sweep with hosts, cells, readings and members, as one state of the database.
 
         Args:
             id: UUID, unique beginning, or ``latest`` (None).
+            host: Key of the one host to read; None for all.
 
         Raises:
             NotFound: None or several such.
         """
         with reading(self._engine) as connection:
             row = find_sweep(connection, id or LATEST)
-            return sweep_document(connection, row.id, self.url)
+            return sweep_document(connection, row.id, self.url, host)
 
     def sweeps(self, limit: int = 20) -> list[dict[str, Any]]:
         """The newest sweeps, newest first, as in the sweep document."""
@@ -284,6 +285,19 @@ class Store:
             "rows": rows,
             "last_sweep": None if newest is None else sweep_summary(newest),
         }
+
+    def size_bytes(self) -> int | None:
+        """Bytes on disk, write-ahead log included; None if it can't be told."""
+        with reading(self._engine) as connection:
+            return self._size(connection)
+
+    def rebuild_rollups(self) -> int:
+        """Work out every nightly roll-up anew; returns how many were."""
+        return self._writer.rebuild_rollups()
+
+    def finish_rollups(self) -> None:
+        """Work out the roll-ups of sweeps that runs came into after their end."""
+        self._writer.finish_rollups()
 
     def _size(self, connection: Connection) -> int | None:
         if self._path is not None:

@@ -128,9 +128,11 @@ def load_cells(connection: Connection, sweep_id: int) -> dict[str, CellRef]:
 
 def set_status(
     connection: Connection, uuid: str, status: str, ended_at: str | None, warnings: Sequence[str]
-) -> None:
+) -> int:
     """
-    Set the status of a sweep; an end before its start is flagged as a clock step.
+    Set the status of a sweep, of which the id is returned.
+
+    An end before its start is flagged as a clock step.
 
     Raises:
         NotFound: It is not stored.
@@ -149,6 +151,7 @@ def set_status(
         table.update().where(table.c.id == row.id),
         {"status": status, "ended_at": ended_at, "warnings": list(dict.fromkeys(notes))},
     )
+    return int(row.id)
 
 
 def _sweep_row(start: SweepStart) -> Row:

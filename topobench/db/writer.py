@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 
-from topobench.db import places, runs, schema, sweeps
+from topobench.db import places, rollups, runs, schema, sweeps
 from topobench.db.cells import put_cells
 from topobench.db.engine import writing
 from topobench.db.keys import Keys
@@ -49,6 +49,7 @@ class Writer:
         self._metrics = Metrics()
         self._sweeps: dict[str, SweepRef] = {}
         self._sweep_of_cell: dict[str, str] = {}
+        self._unrolled: set[int] = set()
 
     def begin_sweep(self, start: SweepStart, hosts: Sequence[Host], cells: Sequence[Cell]) -> None:
         """Store a sweep, its hosts and its planned cells in one transaction."""
@@ -70,6 +71,7 @@ class Writer:
             if run.cell not in ref.cells:  # planned by another process meanwhile
                 ref.cells = sweeps.load_cells(connection, ref.id)
             runs.put_run(connection, self._keys, self._metrics, ref, run)
+        self._unrolled.add(ref.id)
         return Stored.STORED
 
     def set_status(
@@ -77,7 +79,22 @@ class Writer:
     ) -> None:
         """Set the status of a sweep."""
         with self._transaction() as connection:
-            sweeps.set_status(connection, sweep, status, ended_at, warnings)
+            sweep_id = sweeps.set_status(connection, sweep, status, ended_at, warnings)
+            if ended_at is not None:
+                rollups.refresh(connection, [sweep_id])
+        if ended_at is not None:
+            self._unrolled.discard(sweep_id)
+
+    def finish_rollups(self) -> None:
+        """Work out the roll-ups of sweeps that runs came into after their end."""
+        with self._transaction() as connection:
+            rollups.refresh(connection, sorted(self._unrolled))
+        self._unrolled.clear()
+
+    def rebuild_rollups(self) -> int:
+        """Work out every nightly roll-up anew; returns how many were."""
+        with self._transaction() as connection:
+            return rollups.rebuild(connection)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Connection]:
