@@ -1,0 +1,138 @@
+-- title: Effect of a driver
+-- answers: Did a new driver change the speed, against hosts that kept theirs?
+-- param driver text = %: new drivers whose version matches this LIKE pattern
+-- param cluster text = %: clusters whose name matches this LIKE pattern
+-- param probe text = host_to_device: probes whose name matches this LIKE pattern
+-- param metric text = %bandwidth_bytes_per_second: metrics whose name matches this LIKE pattern
+-- param source text = probe: of whom; import:% for imported results, % for all
+-- param since time = 30d: only what was measured since
+-- param now moment = now: ages are counted up to here
+-- Changed hosts: median of the nights on the new driver by that of the nights before it. Kept:
+-- hosts with one driver all the time, nights after by nights before the first host changed.
+-- net_ratio: changed minus kept; -0.03 = 3 % worse. NULL without a host that kept its driver.
+WITH night AS (
+    SELECT
+        cl.name AS cluster, k.name AS sku, s.host_id, s.id AS series_id, s.case_id, a.name AS arm,
+        d.metric_id, d.point, m.better, s.source, s.synthetic, e.driver,
+        r.started_unix_seconds AS moment, d.median, d.n
+    FROM probe_case pc
+    JOIN series s ON s.case_id = pc.id
+    JOIN host h ON h.id = s.host_id
+    JOIN cluster cl ON cl.id = h.cluster_id
+    LEFT JOIN sku k ON k.id = h.sku_id
+    JOIN arm a ON a.id = s.arm_id
+    JOIN run r
+        ON r.series_id = s.id
+        AND r.sweep_id >= (SELECT min(id) FROM sweep WHERE started_at >= :since)
+    JOIN environment e ON e.id = r.environment_id
+    JOIN reading d ON d.run_id = r.id
+    JOIN metric m ON m.id = d.metric_id
+    WHERE pc.probe LIKE :probe AND m.name LIKE :metric AND m.better <> 0 AND d.rank IS NULL
+        AND r.started_at >= :since AND r.status IN ('ok', 'partial') AND d.median > 0
+        AND e.driver IS NOT NULL AND cl.name LIKE :cluster AND s.source LIKE :source
+), arrived AS (
+    SELECT
+        cluster, host_id, driver, min(moment) AS begins,
+        row_number() OVER (PARTITION BY host_id ORDER BY min(moment), driver) AS place
+    FROM night
+    GROUP BY cluster, host_id, driver
+), rollout AS (
+    SELECT cluster, driver, min(begins) AS begins
+    FROM arrived
+    WHERE place > 1 AND driver LIKE :driver
+    GROUP BY cluster, driver
+), kept AS (
+    SELECT host_id FROM arrived GROUP BY host_id HAVING count(*) = 1
+), sided AS (
+    SELECT
+        o.driver AS new_driver, 1 AS changed, n.*,
+        CASE WHEN n.driver = o.driver THEN 1 ELSE 0 END AS after
+    FROM rollout o
+    JOIN arrived x ON x.cluster = o.cluster AND x.driver = o.driver AND x.place > 1
+    JOIN night n ON n.host_id = x.host_id AND (n.driver = o.driver OR n.moment < x.begins)
+    UNION ALL
+    SELECT
+        o.driver, 0, n.*, CASE WHEN n.moment >= o.begins THEN 1 ELSE 0 END
+    FROM rollout o
+    JOIN night n ON n.cluster = o.cluster
+    JOIN kept c ON c.host_id = n.host_id
+    WHERE n.driver <> o.driver
+), placed AS (
+    SELECT
+        sided.*,
+        row_number() OVER (
+            PARTITION BY new_driver, series_id, metric_id, point, after ORDER BY median
+        ) AS place,
+        count(*) OVER (PARTITION BY new_driver, series_id, metric_id, point, after) AS nights
+    FROM sided
+), middles AS (
+    SELECT
+        new_driver, changed, cluster, sku, host_id, series_id, case_id, arm, metric_id, point,
+        better, source, synthetic, sum(n) AS n, max(moment) AS newest,
+        avg(CASE WHEN after = 0 AND 2 * place BETWEEN nights AND nights + 2 THEN median END)
+            AS before_median,
+        avg(CASE WHEN after = 1 AND 2 * place BETWEEN nights AND nights + 2 THEN median END)
+            AS after_median
+    FROM placed
+    GROUP BY
+        new_driver, changed, cluster, sku, host_id, series_id, case_id, arm, metric_id, point,
+        better, source, synthetic
+), per_host AS (
+    SELECT
+        new_driver, changed, cluster, sku, host_id, case_id, arm, metric_id, point, source,
+        synthetic, sum(n) AS n, max(newest) AS newest,
+        avg(better * (after_median / before_median - 1)) AS effect
+    FROM middles
+    WHERE before_median IS NOT NULL AND after_median IS NOT NULL
+    GROUP BY
+        new_driver, changed, cluster, sku, host_id, case_id, arm, metric_id, point, source,
+        synthetic
+), ranked AS (
+    SELECT
+        per_host.*,
+        row_number() OVER (
+            PARTITION BY
+                new_driver, changed, cluster, sku, case_id, arm, metric_id, point, source,
+                synthetic
+            ORDER BY effect, host_id
+        ) AS place,
+        count(*) OVER (
+            PARTITION BY
+                new_driver, changed, cluster, sku, case_id, arm, metric_id, point, source,
+                synthetic
+        ) AS n_all
+    FROM per_host
+), pooled AS (
+    SELECT
+        new_driver, changed, cluster, sku, case_id, arm, metric_id, point, source, synthetic,
+        n_all, sum(n) AS n, max(newest) AS newest,
+        avg(CASE WHEN 2 * place BETWEEN n_all AND n_all + 2 THEN effect END) AS effect,
+        max(CASE WHEN 2 * place <= n_all
+            AND (n_all + 1 - 2 * place) * (n_all + 1 - 2 * place) >= 3.8416 * n_all
+            THEN effect END) AS lo,
+        min(CASE WHEN 2 * place > n_all
+            AND (n_all + 1 - 2 * place) * (n_all + 1 - 2 * place) >= 3.8416 * n_all
+            THEN effect END) AS hi
+    FROM ranked
+    GROUP BY
+        new_driver, changed, cluster, sku, case_id, arm, metric_id, point, source, synthetic,
+        n_all
+)
+SELECT
+    c.new_driver AS driver, c.cluster, c.sku, pc.probe, pc.params, c.arm, m.name AS metric,
+    c.point, c.n_all AS n_changed_hosts, c.n + coalesce(u.n, 0) AS n,
+    c.effect AS changed_ratio, c.lo AS ci_lo, c.hi AS ci_hi,
+    CASE WHEN c.n_all >= 6 THEN 'between' END AS ci_level,
+    coalesce(u.n_all, 0) AS n_kept_hosts, u.effect AS kept_ratio, u.lo AS kept_lo,
+    u.hi AS kept_hi, c.effect - u.effect AS net_ratio, c.lo - u.hi AS net_lo,
+    c.hi - u.lo AS net_hi, :now - c.newest AS age_seconds, c.source, c.synthetic
+FROM pooled c
+LEFT JOIN pooled u
+    ON u.new_driver = c.new_driver AND u.changed = 0 AND u.cluster = c.cluster
+    AND coalesce(u.sku, '') = coalesce(c.sku, '') AND u.case_id = c.case_id AND u.arm = c.arm
+    AND u.metric_id = c.metric_id AND u.point = c.point AND u.source = c.source
+    AND u.synthetic = c.synthetic
+JOIN probe_case pc ON pc.id = c.case_id
+JOIN metric m ON m.id = c.metric_id
+WHERE c.changed = 1
+ORDER BY net_ratio, c.new_driver, c.cluster, c.sku, m.name, pc.params, c.arm, c.point

@@ -1,0 +1,39 @@
+-- title: Knees
+-- answers: At which size does a curve bend, by SKU, and how sure is that?
+-- param cluster text = %: clusters whose name matches this LIKE pattern
+-- param subject text = %: curves whose name matches this LIKE pattern
+-- param source text = probe: of whom; import:% for imported results, % for all
+-- param since time = 30d: only what was measured since
+-- param now moment = now: ages are counted up to here
+-- n: hosts (or sweeps over several) with a knee, n_none: those without; knee: their median. One
+-- host has the interval of its own fit, from six on it is that of the median over hosts.
+WITH placed AS (
+    SELECT
+        v.*,
+        row_number() OVER (
+            PARTITION BY cluster, sku, subject, x_metric, source, synthetic
+            ORDER BY CASE WHEN knee IS NULL THEN 1 ELSE 0 END, knee, host_key
+        ) AS place,
+        count(knee) OVER (PARTITION BY cluster, sku, subject, x_metric, source, synthetic)
+            AS n_found
+    FROM v_knee v
+    WHERE measured_at >= :since AND cluster LIKE :cluster AND subject LIKE :subject
+        AND source LIKE :source
+)
+SELECT
+    cluster, sku, subject, x_metric, n_found AS n, count(*) - n_found AS n_none,
+    avg(CASE WHEN 2 * place BETWEEN n_found AND n_found + 2 THEN knee END) AS knee,
+    CASE WHEN n_found = 1 THEN max(CASE WHEN place = 1 THEN knee_lo END) ELSE
+        max(CASE WHEN 2 * place <= n_found
+            AND (n_found + 1 - 2 * place) * (n_found + 1 - 2 * place) >= 3.8416 * n_found
+            THEN knee END) END AS ci_lo,
+    CASE WHEN n_found = 1 THEN max(CASE WHEN place = 1 THEN knee_hi END) ELSE
+        min(CASE WHEN 2 * place > n_found
+            AND (n_found + 1 - 2 * place) * (n_found + 1 - 2 * place) >= 3.8416 * n_found
+            THEN knee END) END AS ci_hi,
+    CASE WHEN n_found = 1 THEN 'within' WHEN n_found >= 6 THEN 'between' END AS ci_level,
+    min(knee) AS lowest, max(knee) AS highest,
+    :now - min(measured_unix_seconds) AS age_seconds, source, synthetic
+FROM placed
+GROUP BY cluster, sku, subject, x_metric, n_found, source, synthetic
+ORDER BY cluster, sku, subject, x_metric

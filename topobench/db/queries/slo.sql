@@ -1,0 +1,54 @@
+-- title: Largest load under the limit
+-- answers: How many requests in flight does a server take with its P99 under the limit?
+-- param cluster text = %: clusters whose name matches this LIKE pattern
+-- param host text = %: hosts whose name matches this LIKE pattern
+-- param windows integer = 3: windows in a row that must meet it
+-- param source text = probe: of whom; import:% for imported results, % for all
+-- param since time = 30d: only what was measured since
+-- param now moment = now: ages are counted up to here
+-- Of the newest run of each case. first_over: smallest load above that did not hold, NULL if none
+-- was tried: then the server may take more. n, errors, p99_seconds (the worst): of its windows.
+WITH newest AS (
+    SELECT
+        v.*,
+        max(measured_unix_seconds) OVER (
+            PARTITION BY cluster, host_key, devices, case_id, arm, source, synthetic
+        ) AS newest
+    FROM v_slo v
+    WHERE measured_at >= :since AND cluster LIKE :cluster AND host LIKE :host
+        AND source LIKE :source
+), loads AS (
+    SELECT
+        cluster, host, host_key, sku, devices, n_devices, probe, params, model, dtype, backend,
+        arm, case_id, run, sweep, source, synthetic, measured_unix_seconds, concurrency,
+        max(meets_in_a_row) AS in_a_row, count(*) AS n_windows, sum(n) AS n,
+        sum(n_over) AS n_over, sum(errors) AS errors, max(p99_seconds) AS p99_seconds
+    FROM newest
+    WHERE measured_unix_seconds = newest
+    GROUP BY
+        cluster, host, host_key, sku, devices, n_devices, probe, params, model, dtype, backend,
+        arm, case_id, run, sweep, source, synthetic, measured_unix_seconds, concurrency
+), judged AS (
+    SELECT
+        loads.*,
+        max(CASE WHEN in_a_row >= :windows THEN concurrency END) OVER (PARTITION BY run)
+            AS best
+    FROM loads
+), bracketed AS (
+    SELECT
+        judged.*,
+        min(CASE WHEN best IS NULL OR concurrency > best THEN concurrency END)
+            OVER (PARTITION BY run) AS first_over,
+        row_number() OVER (
+            PARTITION BY run
+            ORDER BY CASE WHEN concurrency = best THEN 0 ELSE 1 END, concurrency
+        ) AS place
+    FROM judged
+)
+SELECT
+    cluster, host, sku, devices, n_devices, probe, params, model, dtype, backend, arm,
+    best AS concurrency, first_over, n_windows, n, n_over, errors, p99_seconds,
+    :now - measured_unix_seconds AS age_seconds, sweep, run, source, synthetic
+FROM bracketed
+WHERE place = 1
+ORDER BY cluster, host, devices, probe, params, arm
