@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
@@ -36,9 +37,10 @@ BODIES = {
     ("db", "info"): ("db_info", []),
     ("db", "upgrade"): ("db_upgrade", []),
     ("db", "import"): ("db_import", ["spool"]),
+    ("compare",): ("comparing.compare", ["latest", "1a2b"]),
 }
 """Each command -> the function that does its work, and the arguments it needs."""
-CRASH_CODES: dict[tuple[str, ...], int] = {("probe",): 70}
+CRASH_CODES: dict[tuple[str, ...], int] = {("probe",): 70, ("compare",): 70}
 """Exit code of a fault of ours where it is not 1."""
 IDS = [" ".join(words) for words in BODIES]
 
@@ -51,6 +53,12 @@ def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
         return
     for name, child in children.items():
         yield from leaves(child, (*words, name))
+
+
+def place_of(body: str) -> tuple[Any, str]:
+    """The module and the name of a command's function; ``commands`` unless it says another."""
+    module, _, name = body.rpartition(".")
+    return importlib.import_module(f"topobench.{module or 'commands'}"), name
 
 
 COMMANDS = dict(leaves(typer.main.get_command(cli.app)))
@@ -104,7 +112,7 @@ def test_a_fault_of_ours_has_its_exit_code_and_a_traceback(
     def crash(*_: object, **__: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(commands, body, crash)
+    monkeypatch.setattr(*place_of(body), crash)
     code = CRASH_CODES.get(words, 1)
     assert cli.main([*words, *arguments]) == code
     assert "planted" in capsys.readouterr().err
@@ -123,7 +131,7 @@ def test_a_refusal_and_an_interrupt_keep_their_codes(
         def fail(*_: object, error: BaseException = error, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr(commands, body, fail)
+        monkeypatch.setattr(*place_of(body), fail)
         assert cli.main([*words, *arguments]) == code
     assert "held by nightly" in capsys.readouterr().err
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import typer
 
+from topobench import cli_judge
 from topobench.cli_commands import app
 from topobench.cli_data import db_app, import_app, topo_app
 from topobench.cli_output import drop_stdout, prepare_streams
@@ -26,6 +27,7 @@ __all__ = ["app", "main", "run"]
 app.add_typer(topo_app, name="topo")
 app.add_typer(import_app, name="import")
 app.add_typer(db_app, name="db")
+cli_judge.add_to(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,7 +116,8 @@ def _print_error(argv: Sequence[str], error: BaseException, code: int) -> None:
 
 _LONGEST_LINE = 4000
 """Characters of one line of an error."""
-_SWEEPS = {"probe", "sweep"}
+_UNABLE = {"probe": 3, "sweep": 3, "compare": 2}
+"""Exit code of what could not be done, where 1 has another meaning."""
 _JUDGES = {"check", "accept"}
 
 
@@ -123,15 +126,16 @@ def _code_of(argv: Sequence[str], error: Exception) -> int:
     Exit code of an error.
 
     What a sweep could not do at all (no store, no Ray) is 3, since 1 says that cells ran; our
-    bugs are 70 there. Where a verdict is asked, everything is 3.
+    bugs are 70 there. Where a verdict is asked, everything is 3; where 1 says ``regressed``,
+    it is nothing else.
     """
     command = _command_of(argv).partition("-")[0]
     if command in _JUDGES or (command == "sweep" and "--check" in argv):
         return 3
     if isinstance(error, TopobenchError):
         unable = error.exit_code == TopobenchError.exit_code
-        return 3 if unable and command in _SWEEPS else error.exit_code
-    return 70 if command in _SWEEPS else 1
+        return _UNABLE.get(command, error.exit_code) if unable else error.exit_code
+    return 70 if command in _UNABLE else 1
 
 
 def _command_of(argv: Sequence[str]) -> str:

@@ -1,0 +1,63 @@
+"""What judgements read of a store: one state of it, from the first question to the last."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from topobench.compare_select import Selector
+from topobench.db import measured, selecting
+from topobench.db.document import sweep_document
+from topobench.db.engine import reading
+from topobench.db.find import find_sweep
+from topobench.db.measured import Found
+from topobench.db.selecting import Selection
+from topobench.db.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An open store that is read; made by :func:`opened`."""
+
+    connection: Connection
+    url: str
+
+    def resolve(self, selector: Selector, as_of: str | None = None) -> Selection:
+        """As :func:`selecting.resolve`."""
+        return selecting.resolve(self.connection, selector, as_of)
+
+    def measured(
+        self,
+        selection: Selection,
+        *,
+        as_of: str | None = None,
+        imported: bool = False,
+        synthetic: bool = False,
+    ) -> Found:
+        """As :func:`measured.measured`."""
+        return measured.measured(
+            self.connection, selection, as_of=as_of, imported=imported, synthetic=synthetic
+        )
+
+    def document(self, sweep: str) -> dict[str, Any]:
+        """As :meth:`Store.sweep_document`."""
+        return sweep_document(self.connection, find_sweep(self.connection, sweep).id, self.url)
+
+
+@contextlib.contextmanager
+def opened(url: str) -> Iterator[Source]:
+    """
+    Open a store for judging.
+
+    Raises:
+        StoreError: As :meth:`Store.open`.
+    """
+    with (
+        Store.open(url, create=False, read_only=True) as store,
+        reading(store.engine) as connection,
+    ):
+        yield Source(connection, store.url)
