@@ -37,6 +37,7 @@ BODIES = {
     ("db", "info"): ("db_info", []),
     ("db", "upgrade"): ("db_upgrade", []),
     ("db", "import"): ("db_import", ["spool"]),
+    ("demo",): ("demo", []),
     ("compare",): ("comparing.compare", ["latest", "1a2b"]),
 }
 """Each command -> the function that does its work, and the arguments it needs."""

@@ -352,6 +352,42 @@ def query_sql(store_url: str, text: str) -> Outcome:
     return _answer(None, {}, run_sql(store_url, text))
 
 
+def demo(
+    *,
+    hosts: int,
+    days: int,
+    seed: int,
+    effects: str | None,
+    until: str | None,
+    store: str | None,
+    console: Console | None,
+) -> Outcome:
+    """
+    Make a synthetic fleet in a file of its own.
+
+    Args:
+        effects: What to plant, as typed; None for the examples of the documentation.
+        until: UTC day of the last night, as typed; None for the newest.
+        store: A file or SQLite URL, as typed; None for ``topobench-demo.db``.
+        console: Where progress goes (standard error); None for none.
+    """
+    from topobench.demo import writing
+    from topobench.demo.effects import parse_effects
+    from topobench.demo.fleet import Fleet, last_night, sweep_count
+    from topobench.demo.told import demo_document
+    from topobench.report.demo_text import demo_progress, render_demo
+
+    planted = parse_effects(effects, hosts=hosts, nights=days)
+    fleet = Fleet(hosts, days, seed, planted, last_night(until))
+    path = writing.target_of(store)
+    with demo_progress(console, sweep_count(fleet)) as stored:
+        written = writing.write_fleet(
+            path, fleet, lambda s: stored(f"{s.started_at[:10]}, cluster {s.cluster}")
+        )
+    data = demo_document(fleet, path, written)
+    return Outcome(data, lambda: render_demo(data))
+
+
 def db_info(store_url: str) -> Outcome:
     """Where the store is, how large, its schema, its newest sweep."""
     from topobench.db.store import Store

@@ -63,6 +63,15 @@ def execute(connection: Connection, text: str, *values: Any) -> CursorResult[Any
     return connection.exec_driver_sql(text, values)
 
 
+def execute_many(connection: Connection, text: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Run a statement of :func:`execute` once for each row of values."""
+    if not rows:
+        return
+    if connection.dialect.paramstyle != "qmark":
+        text = text.replace("?", "%s")
+    connection.exec_driver_sql(text, list(rows))
+
+
 def _copy(connection: Connection, text: str, rows: Sequence[tuple[Any, ...]]) -> None:
     driver: Any = connection.connection.driver_connection
     errors: Any = connection.dialect.loaded_dbapi

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -15,6 +15,8 @@ from topobench.db.places import Places
 from topobench.db.records import Row, arm_row, case_row, cell_row, farthest_class, reason_from
 from topobench.db.sweeps import SweepRef, load_cells
 from topobench.reading import Arm, Case, Cell, Status
+
+T = TypeVar("T")
 
 
 def put_cells(connection: Connection, keys: Keys, ref: SweepRef, cells: Sequence[Cell]) -> None:
@@ -93,8 +95,8 @@ def _series_ids(
     connection: Connection, keys: Keys, ref: SweepRef, cells: Sequence[Cell]
 ) -> list[int]:
     """The series of each cell; new cases, arms, device sets and series are inserted."""
-    cases = [case_row(c.case) for c in cells]
-    arms = [arm_row(c.arm) for c in cells]
+    cases = _each_once(case_row, [c.case for c in cells])
+    arms = _each_once(arm_row, [c.arm for c in cells])
     sets = [_device_set(connection, ref, c) for c in cells]
     case_ids = keys.many(connection, schema.probe_case, cases)
     arm_ids = keys.many(connection, schema.arm, arms)
@@ -117,6 +119,12 @@ def _series_ids(
         )
     ids = keys.many(connection, schema.series, rows)
     return [ids[r["digest"]] for r in rows]
+
+
+def _each_once(make: Callable[[T], Row], values: Sequence[T]) -> list[Row]:
+    """The row of each value; a plan holds the same few objects over and over."""
+    made: dict[int, Row] = {}
+    return [made.get(id(v)) or made.setdefault(id(v), make(v)) for v in values]
 
 
 def _device_set(connection: Connection, ref: SweepRef, cell: Cell) -> Row:

@@ -30,6 +30,10 @@ class Keys:
         """Drop every id."""
         self._known.clear()
 
+    def known(self, table: Table, digest: str) -> int | None:
+        """The id of a row that this object has met already; asks no database."""
+        return self._known.get(table.name, {}).get(digest)
+
     def one(self, connection: Connection, table: Table, row: Mapping[str, Any]) -> int:
         """The id of a row."""
         return self.many(connection, table, [row])[row["digest"]]

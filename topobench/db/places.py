@@ -193,11 +193,14 @@ def _upsert_host(connection: Connection, row: Mapping[str, Any]) -> int:
 def _topology_id(connection: Connection, keys: Keys, cluster: int, host: Host, host_id: int) -> int:
     topology = host.topology
     prints = dict(topology.fingerprints)
-    document = topology.to_json()
+    identity = prints or {k: v for k, v in topology.to_json().items() if k != "taken_at"}
+    key = digest(cluster, host.key, identity)
+    known = keys.known(schema.topology, key)
+    if known is not None:
+        return known
     shape = prints.get("shape")
-    identity = prints or {k: v for k, v in document.items() if k != "taken_at"}
     row = {
-        "digest": digest(cluster, host.key, identity),
+        "digest": key,
         "host_id": host_id,
         "topology_class_id": _class_id(connection, shape, host) if shape else None,
         "shape": shape,
@@ -206,7 +209,7 @@ def _topology_id(connection: Connection, keys: Keys, cluster: int, host: Host, h
         "virtualization": topology.virtualization,
         "trust": topology.trust,
         "taken_at": topology.taken_at or now_text(),
-        "document": document,
+        "document": topology.to_json(),
     }
     topology_id = keys.one(connection, schema.topology, row)
     links = [{"topology_id": topology_id, **r} for r in link_rows(topology)]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 from sqlalchemy import Connection
 
 from topobench.db import places, schema
-from topobench.db.bulk import execute, insert_row, insert_rows
+from topobench.db.bulk import execute, execute_many, insert_row, insert_rows
 from topobench.db.columns import clean_text
 from topobench.db.keys import Keys
 from topobench.db.metrics import Metrics
@@ -24,6 +28,7 @@ from topobench.db.sweeps import CellRef, SweepRef
 from topobench.errors import StoreConflict
 from topobench.reading import MEASURED, Run, to_json
 
+_IDS = "SELECT uuid, id FROM run WHERE sweep_id = ?"
 _DIGEST = "SELECT digest FROM run WHERE uuid = ?"
 _CELL = """
 UPDATE cell SET status = ?, reason_code = ?, reason = ?, attempt = ?
@@ -54,41 +59,104 @@ def is_stored(connection: Connection, run: Run) -> bool:
 
 def put_run(connection: Connection, keys: Keys, metrics: Metrics, ref: SweepRef, run: Run) -> None:
     """Store a run that is not stored yet."""
+    environment_id = _environment_id(connection, keys, ref, run)
+    made = _made(connection, metrics, ref, run, environment_id)
+    _put_parts(connection, ref, [(insert_row(connection, schema.run, made.row), made)])
+    _update_cell(connection, made.cell, made.row)
+    if made.measured:
+        _update_series(connection, made.cell, made.row)
+
+
+def put_runs(
+    connection: Connection, keys: Keys, metrics: Metrics, ref: SweepRef, runs: Sequence[Run]
+) -> None:
+    """Store many runs of one sweep, of which none is stored yet; a statement for all of them."""
+    environments: dict[tuple[int, int], int] = {}
+    made = []
+    for run in runs:
+        place = id(run.environment), ref.cells[run.cell].host_id
+        if place not in environments:
+            environments[place] = _environment_id(connection, keys, ref, run)
+        made.append(_made(connection, metrics, ref, run, environments[place]))
+    insert_rows(connection, schema.run, [m.row for m in made])
+    ids = {row.uuid: row.id for row in execute(connection, _IDS, ref.id)}
+    _put_parts(connection, ref, [(ids[m.row["uuid"]], m) for m in made])
+    execute_many(connection, _CELL, [_cell_values(m.cell, m.row) for m in made])
+    measured = [_series_values(m.cell, m.row) for m in made if m.measured]
+    execute_many(connection, _SERIES, measured)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """
+    A run as rows.
+
+    Args:
+        row: Of ``run``.
+        metric_ids: Of each reading.
+        faults: What makes each reading unusable, or None.
+    """
+
+    run: Run
+    cell: CellRef
+    row: Row
+    metric_ids: tuple[int, ...]
+    faults: tuple[str | None, ...]
+    measured: bool
+
+
+def _environment_id(connection: Connection, keys: Keys, ref: SweepRef, run: Run) -> int:
+    machine = ref.places.machines.get(ref.cells[run.cell].host_id, {})
+    return keys.one(connection, schema.environment, environment_row(run.environment, machine))
+
+
+def _made(
+    connection: Connection, metrics: Metrics, ref: SweepRef, run: Run, environment_id: int
+) -> _Made:
     cell = ref.cells[run.cell]
     stored = [metrics.get(connection, r.metric, cell.probe) for r in run.readings]
-    faults = [fault(r, above_zero=m.above_zero) for r, m in zip(run.readings, stored, strict=True)]
+    pairs = zip(run.readings, stored, strict=True)
+    faults = tuple(fault(r, above_zero=m.above_zero) for r, m in pairs)
     status, reason = judged_status(run, [f for f in faults if f])
-    machine = ref.places.machines.get(cell.host_id, {})
     wiring = ref.places.topologies.get(cell.host_id)
     row = {
         **run_row(run, status, reason),
         "cell_id": cell.id,
         "sweep_id": ref.id,
         "series_id": cell.series_id,
-        "environment_id": keys.one(
-            connection, schema.environment, environment_row(run.environment, machine)
-        ),
+        "environment_id": environment_id,
         "topology_id": wiring[0] if wiring else None,
     }
-    run_id = insert_row(connection, schema.run, row)
-    measured = status in MEASURED
-    readings = [
-        reading_row(run_id, n, r, m.id, usable=measured and f is None)
-        for n, (r, m, f) in enumerate(zip(run.readings, stored, faults, strict=True))
-    ]
-    insert_rows(connection, schema.run_detail, [_detail_row(run_id, run)])
-    insert_rows(connection, schema.run_member, _member_rows(connection, ref, run_id, run))
+    ids = tuple(m.id for m in stored)
+    return _Made(run, cell, row, ids, faults, status in MEASURED)
+
+
+def _put_parts(connection: Connection, ref: SweepRef, runs: Sequence[tuple[int, _Made]]) -> None:
+    """Store details, members, readings and samples of runs, by their ids."""
+    details, members, readings, samples = [], [], [], []
+    conditions: dict[int, Any] = {}
+    for run_id, made in runs:
+        run = made.run
+        if id(run.conditions) not in conditions:
+            conditions[id(run.conditions)] = to_json(run.conditions)
+        details.append(_detail_row(run_id, run, conditions[id(run.conditions)]))
+        members += _member_rows(connection, ref, run_id, run)
+        parts = zip(run.readings, made.metric_ids, made.faults, strict=True)
+        readings += [
+            reading_row(run_id, n, r, metric_id, usable=made.measured and f is None)
+            for n, (r, metric_id, f) in enumerate(parts)
+        ]
+        samples += sample_rows(run_id, run.readings, made.faults)
+    insert_rows(connection, schema.run_detail, details)
+    insert_rows(connection, schema.run_member, members)
     insert_rows(connection, schema.reading, readings)
-    insert_rows(connection, schema.sample, sample_rows(run_id, run.readings, faults))
-    _update_cell(connection, cell, row)
-    if measured:
-        _update_series(connection, cell, row)
+    insert_rows(connection, schema.sample, samples)
 
 
-def _detail_row(run_id: int, run: Run) -> Row:
+def _detail_row(run_id: int, run: Run, conditions: Any) -> Row:
     return {
         "run_id": run_id,
-        "conditions": to_json(run.conditions),
+        "conditions": conditions,
         "warnings": list(run.warnings),
         "log_tail": clean_text(run.log_tail),
     }
@@ -107,12 +175,19 @@ def _member_rows(connection: Connection, ref: SweepRef, run_id: int, run: Run) -
 
 def _update_cell(connection: Connection, cell: CellRef, row: Row) -> None:
     """A cell shows its last attempt; an earlier one that arrives late changes nothing."""
+    execute(connection, _CELL, *_cell_values(cell, row))
+
+
+def _cell_values(cell: CellRef, row: Row) -> tuple[Any, ...]:
     shown = (row["status"], row["reason_code"], row["reason"], row["attempt"])
-    execute(connection, _CELL, *shown, cell.id, row["attempt"])
+    return (*shown, cell.id, row["attempt"])
 
 
 def _update_series(connection: Connection, cell: CellRef, row: Row) -> None:
     """A series knows the sweep it was last measured in; v_latest rests on it."""
+    execute(connection, _SERIES, *_series_values(cell, row))
+
+
+def _series_values(cell: CellRef, row: Row) -> tuple[Any, ...]:
     started = row["started_unix_seconds"]
-    latest = (row["sweep_id"], row["started_at"], started)
-    execute(connection, _SERIES, *latest, cell.series_id, started)
+    return (row["sweep_id"], row["started_at"], started, cell.series_id, started)

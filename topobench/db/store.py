@@ -172,6 +172,18 @@ class Store:
         """
         return self._writer.put_run(run)
 
+    def put_runs(self, sweep: str, runs: Sequence[Run]) -> None:
+        """
+        Store many runs of one sweep in one transaction; none of them is stored yet.
+
+        For what is not measured now. A sweep under way commits run by run.
+
+        Raises:
+            NotFound: A cell was never planned in this sweep.
+            StoreError: A run is stored already.
+        """
+        self._writer.put_runs(sweep, runs)
+
     def end_sweep(
         self,
         id: str,

@@ -74,6 +74,15 @@ class Writer:
         self._unrolled.add(ref.id)
         return Stored.STORED
 
+    def put_runs(self, sweep: str, new: Sequence[Run]) -> None:
+        """Store many runs of one sweep, of which none is stored yet, in one transaction."""
+        with self._transaction() as connection:
+            ref = self._ref(connection, sweep)
+            for run in new:
+                if run.cell not in ref.cells:
+                    raise NotFound(f"run {run.id} is of cell {run.cell}, which is not stored")
+            runs.put_runs(connection, self._keys, self._metrics, ref, new)
+
     def set_status(
         self, sweep: str, status: str, *, ended_at: str | None, warnings: Sequence[str] = ()
     ) -> None:

@@ -83,6 +83,8 @@ def section(title: str, parts: Iterable[RenderableType]) -> Iterator[RenderableT
 def _headline(document: Document) -> Iterator[RenderableType]:
     sweep = document["sweep"]
     yield Text(f"topobench sweep {clean(sweep['id'])[:8]} {clean(sweep['status'])}", style="bold")
+    if sweep.get("synthetic"):
+        yield Text("SYNTHETIC: made up by `topobench demo`, not measured", style="bold yellow")
     parts = [f"cluster {clean(document['cluster'])}", f"profile {clean(sweep['profile'])}"]
     if sweep["started_at"]:
         parts.append(f"started {minute(sweep['started_at'])} UTC")
