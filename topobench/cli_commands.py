@@ -210,20 +210,34 @@ def report(
     sweep: Annotated[
         str, typer.Argument(metavar="SWEEP", help="Id, unique beginning, or latest.")
     ] = "latest",
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a page that needs no network."),
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option("--hosts", metavar="H1,H2", help="Of --html: hosts to show in detail."),
+    ] = None,
     store: StoreOption = None,
     output: FormatOption = Format.TABLE,
 ) -> int:
     """
-    Show a stored sweep again.
+    Show a stored sweep again, in the terminal or as one HTML file with charts.
 
     \b
     Examples:
       topobench report
       topobench report 1a2b3c4d --format json
+      topobench report latest --html report.html --hosts h07
     """
-    from topobench import commands
+    from topobench import commands, seeing
 
-    return emit("report", commands.report(store_url(store), sweep), output.value)
+    if html is None:
+        if hosts is not None:
+            raise UsageError("--hosts: only --html shows single hosts; add --html FILE")
+        return emit("report", commands.report(store_url(store), sweep), output.value)
+    named = [h.strip() for h in (hosts or "").split(",") if h.strip()]
+    return emit("report", seeing.report_page(store_url(store), sweep, html, named), output.value)
 
 
 @app.command()

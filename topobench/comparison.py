@@ -148,6 +148,7 @@ def compare_paired(
     better: Better,
     confidence: float = CONFIDENCE,
     power: float = POWER,
+    with_p: bool = True,
 ) -> Comparison:
     """
     Compare two arms block by block, by the signed-rank interval of paired log ratios.
@@ -155,6 +156,9 @@ def compare_paired(
     ``a[i]`` and ``b[i]`` are the medians of the two arms' processes in block i. Drift that
     mirrored blocks cancel does not widen the interval. Arguments and errors as
     :func:`compare`.
+
+    Args:
+        with_p: False leaves the p value out, which decides nothing and takes the longest.
 
     Raises:
         ValueError: As :func:`compare`, or groups of different sizes.
@@ -172,7 +176,7 @@ def compare_paired(
         rule,
         shift=detectable_centre(len(effects), confidence, power),
         spread=ranks.log_spread([[math.exp(x) for x in effects]]),
-        p=ranks.signed_rank_p(effects),
+        p=ranks.signed_rank_p(effects) if with_p else None,
     )
 
 
@@ -330,7 +334,7 @@ def _decided(
     *,
     shift: float | None,
     spread: float,
-    p: float,
+    p: float | None,
 ) -> Comparison:
     """Lay the interval against the tolerance."""
     ends = [rule.better * (end - 1) for end in (estimate.lo, estimate.hi) if end is not None]

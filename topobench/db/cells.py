@@ -40,8 +40,8 @@ def stored_cells(connection: Connection, sweep_id: int) -> list[tuple[Cell, int]
     return [(_cell(r, devices[r.device_set_id]), r.attempt) for r in rows]
 
 
-def cell_rows(connection: Connection, sweep_id: int) -> Sequence[Any]:
-    """Rows of ``cell`` in planned order, with their case, arm and host."""
+def cell_rows(connection: Connection, sweep_id: int, host: str | None = None) -> Sequence[Any]:
+    """Rows of ``cell`` in planned order, with their case, arm and host; of one host key or all."""
     c, s, p = schema.cell, schema.series, schema.probe_case
     a, h = schema.arm, schema.host
     query = (
@@ -54,6 +54,8 @@ def cell_rows(connection: Connection, sweep_id: int) -> Sequence[Any]:
         .where(c.c.sweep_id == sweep_id)
         .order_by(c.c.position, c.c.id)
     )
+    if host is not None:
+        query = query.where(h.c.key == host)
     return connection.execute(query).all()
 
 

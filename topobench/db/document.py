@@ -11,25 +11,28 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from topobench.db import schema
-from topobench.db.cells import cell_rows, device_keys
+from topobench.db.cells import cell_rows, device_keys, rank_hosts
 from topobench.db.records import ENVIRONMENT, SUMMARY_NUMBERS, reason_from
 
 Document = dict[str, Any]
 
 
-def sweep_document(connection: Connection, sweep_id: int, store: str) -> Document:
+def sweep_document(
+    connection: Connection, sweep_id: int, store: str, host: str | None = None
+) -> Document:
     """
     A sweep with its hosts, cells, readings and members.
 
     Args:
         store: URL of the store, password masked.
+        host: Key of the one host to read; None for all.
     """
     sweep = _sweep(connection, sweep_id)
-    cells = _cells(connection, sweep_id)
+    cells = _cells(connection, sweep_id, host)
     return {
         "sweep": sweep,
         "cluster": sweep["cluster"],
-        "hosts": _hosts(connection, sweep_id),
+        "hosts": [h for h in _hosts(connection, sweep_id) if host in (None, h["key"])],
         "cells": cells,
         "counts": dict(collections.Counter(c["status"] for c in cells)),
         "store": store,
@@ -95,11 +98,18 @@ def _hosts(connection: Connection, sweep_id: int) -> list[Document]:
     ]
 
 
-def _cells(connection: Connection, sweep_id: int) -> list[Document]:
-    rows = cell_rows(connection, sweep_id)
-    devices = device_keys(connection, {r.device_set_id for r in rows})
-    runs = _runs(connection, sweep_id)
-    return [_cell(r, devices[r.device_set_id], runs.get(r.id, _NO_RUN)) for r in rows]
+def _cells(connection: Connection, sweep_id: int, host: str | None) -> list[Document]:
+    rows = cell_rows(connection, sweep_id, host)
+    sets = {r.device_set_id for r in rows}
+    devices, hosts = device_keys(connection, sets), rank_hosts(connection, sets)
+    runs = _runs(connection, _of(sweep_id, host))
+    return [
+        {
+            **_cell(r, devices[r.device_set_id], runs.get(r.id, _NO_RUN)),
+            "hosts": list(hosts.get(r.device_set_id, ())),
+        }
+        for r in rows
+    ]
 
 
 _NO_RUN: Document = {
@@ -139,7 +149,17 @@ def _cell(row: Any, devices: tuple[str, ...], run: Mapping[str, Any]) -> Documen
     }
 
 
-def _runs(connection: Connection, sweep_id: int) -> dict[int, Document]:
+def _of(sweep_id: int, host: str | None) -> sa.ColumnElement[bool]:
+    """Which runs are meant."""
+    r, s, h = schema.run, schema.series, schema.host
+    of_sweep = r.c.sweep_id == sweep_id
+    if host is None:
+        return of_sweep
+    own = sa.select(s.c.id).select_from(s.join(h)).where(h.c.key == host)
+    return sa.and_(of_sweep, r.c.series_id.in_(own))
+
+
+def _runs(connection: Connection, wanted: sa.ColumnElement[bool]) -> dict[int, Document]:
     """The last run of each cell, by cell id."""
     r, d, e = schema.run, schema.run_detail, schema.environment
     query = (
@@ -150,12 +170,12 @@ def _runs(connection: Connection, sweep_id: int) -> dict[int, Document]:
             e.c.details,
         )
         .select_from(r.join(d).join(e))
-        .where(r.c.sweep_id == sweep_id)
+        .where(wanted)
         .order_by(r.c.cell_id, r.c.attempt, r.c.id)
     )
     rows = {row.cell_id: row for row in connection.execute(query)}
-    readings = _readings(connection, sweep_id)
-    members = _members(connection, sweep_id)
+    readings = _readings(connection, wanted)
+    members = _members(connection, wanted)
     return {
         cell_id: {
             "seconds": row.duration_seconds,
@@ -175,12 +195,12 @@ def _environment(row: Any) -> Document:
     return {**{k: v for k, v in known.items() if v is not None}, **row.details}
 
 
-def _readings(connection: Connection, sweep_id: int) -> dict[int, list[Document]]:
+def _readings(connection: Connection, wanted: sa.ColumnElement[bool]) -> dict[int, list[Document]]:
     d, m, r = schema.reading, schema.metric, schema.run
     query = (
         sa.select(d, m.c.name, m.c.unit, m.c.better)
         .select_from(d.join(m).join(r, r.c.id == d.c.run_id))
-        .where(r.c.sweep_id == sweep_id)
+        .where(wanted)
         .order_by(d.c.run_id, d.c.seq)
     )
     found: dict[int, list[Document]] = {}
@@ -207,12 +227,12 @@ def _reading(row: Any) -> Document:
     return document
 
 
-def _members(connection: Connection, sweep_id: int) -> dict[int, list[Document]]:
+def _members(connection: Connection, wanted: sa.ColumnElement[bool]) -> dict[int, list[Document]]:
     m, h, d, r = schema.run_member, schema.host, schema.device, schema.run
     query = (
         sa.select(m, h.c.key.label("host"), d.c.key.label("device"))
         .select_from(m.join(h).outerjoin(d, d.c.id == m.c.device_id).join(r, r.c.id == m.c.run_id))
-        .where(r.c.sweep_id == sweep_id)
+        .where(wanted)
         .order_by(m.c.run_id, m.c.rank)
     )
     columns = ("rank", "host", "device", "pid", "cpus", "cpu_node", "memory_node", "memory_policy")

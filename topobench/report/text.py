@@ -64,7 +64,7 @@ def _parts(document: Document, exit_code: int | None) -> Iterator[RenderableType
     yield from section("CONDITIONS", conditions_section(cells, places))
     yield from section("FAILED OR INVALID", problems.problems(cells, places))
     yield from section("LEFT OUT", problems.left_out(cells, len(hosts)))
-    yield from section("WARNINGS", _cell_warnings(cells))
+    yield from section("WARNINGS", cell_warnings(cells))
     yield from section("NEXT", _next_commands(sweep, cells))
     yield Text(f"Stored in {clean(document['store'])}", overflow="fold")
     yield Prose(_by_probe(cells), indent=0)
@@ -138,7 +138,7 @@ def _has_arms(cells: Sequence[Document]) -> bool:
     return any(len(a) > 1 for a in arms.values())
 
 
-def _cell_warnings(cells: Sequence[Document]) -> Iterator[RenderableType]:
+def cell_warnings(cells: Sequence[Document]) -> Iterator[RenderableType]:
     """Each text once; of many that differ in numbers only (one code), the commonest."""
     found = Counter(warning_text(w) for c in cells for w in c.get("warnings") or ())
     by_code: dict[str, list[tuple[str, int]]] = {}

@@ -1,0 +1,257 @@
+"""What pages show beside sweeps and queries: wiring, verdicts, the fleet, progress."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from topobench.db import schema
+from topobench.db.engine import reading
+from topobench.db.find import find_sweep
+from topobench.db.store import Store
+
+Document = dict[str, Any]
+
+
+def topologies(store: Store, sweep: str, hosts: Sequence[str] | None = None) -> Document:
+    """
+    Topology documents of a sweep's hosts, by host key.
+
+    Args:
+        hosts: Keys; None for all.
+    """
+    sh, h, t = schema.sweep_host, schema.host, schema.topology
+    with reading(store.engine) as connection:
+        query = (
+            sa.select(h.c.key, t.c.document)
+            .select_from(sh.join(h).join(t, t.c.id == sh.c.topology_id))
+            .where(sh.c.sweep_id == find_sweep(connection, sweep).id)
+        )
+        if hosts is not None:
+            query = query.where(h.c.key.in_(list(hosts)))
+        return {row.key: row.document for row in connection.execute(query)}
+
+
+def verdicts(store: Store, sweep: str, host: str | None = None) -> list[Document]:
+    """
+    The verdicts on a sweep that no later one replaced.
+
+    Keys: host (key), host_name, device (key or None), check, level, value, reference,
+    effect_ratio, ci_lo, ci_hi, mde_ratio, action, reason, policy_version, as_of.
+
+    Args:
+        host: Key; None for all hosts.
+    """
+    v, h, d = schema.verdict, schema.host, schema.device
+    with reading(store.engine) as connection:
+        query = (
+            sa.select(v, h.c.key.label("host"), h.c.name.label("host_name"), d.c.key.label("dev"))
+            .select_from(v.join(h, h.c.id == v.c.host_id).outerjoin(d, d.c.id == v.c.device_id))
+            .where(v.c.sweep_id == find_sweep(connection, sweep).id, v.c.superseded_by.is_(None))
+            .order_by(v.c.id)
+        )
+        if host is not None:
+            query = query.where(h.c.key == host)
+        return [_verdict(row) for row in connection.execute(query)]
+
+
+_KEPT = (
+    "level", "value", "reference", "effect_ratio", "ci_lo", "ci_hi", "mde_ratio", "action",
+    "reason", "policy_version", "as_of",
+)  # fmt: skip
+
+
+def _verdict(row: Any) -> Document:
+    names = {"host": row.host, "host_name": row.host_name, "device": row.dev}
+    return {**names, "check": row.check_name, **{k: getattr(row, k) for k in _KEPT}}
+
+
+def fleet(store: Store) -> list[Document]:
+    """
+    Every host that is not retired, with the age of its newest reading.
+
+    Keys: cluster, key, name, address, sku, rack, measured_unix_seconds (or None), synthetic,
+    sweep (UUID of the newest that it took part in, or None), sweep_status, levels (those of
+    its checks in the newest sweep that was judged).
+    """
+    h, c, k = schema.host, schema.cluster, schema.sku
+    with reading(store.engine) as connection:
+        query = (
+            sa.select(h, c.c.name.label("cluster"), k.c.name.label("sku"))
+            .select_from(h.join(c).outerjoin(k))
+            .where(h.c.retired_on.is_(None), h.c.key.not_like("import:%"))
+            .order_by(c.c.name, h.c.name, h.c.id)
+        )
+        hosts = connection.execute(query).all()
+        ages = _ages(connection)
+        newest = _newest_sweeps(connection)
+        levels = _levels(connection)
+    return [
+        {
+            "cluster": row.cluster,
+            "key": row.key,
+            "name": row.name,
+            "address": row.address,
+            "sku": row.sku,
+            "rack": row.rack,
+            "measured_unix_seconds": ages.get(row.id, (None, 0))[0],
+            "synthetic": bool(ages.get(row.id, (None, 0))[1]),
+            "sweep": newest.get(row.id, (None, None))[0],
+            "sweep_status": newest.get(row.id, (None, None))[1],
+            "levels": levels.get(row.id, []),
+        }
+        for row in hosts
+    ]
+
+
+def _ages(connection: sa.Connection) -> dict[int, tuple[float | None, int]]:
+    s = schema.series
+    query = sa.select(
+        s.c.host_id, sa.func.max(s.c.latest_unix_seconds), sa.func.max(s.c.synthetic)
+    ).group_by(s.c.host_id)
+    return {host: (at, synthetic) for host, at, synthetic in connection.execute(query)}
+
+
+def _newest_sweeps(connection: sa.Connection) -> dict[int, tuple[str, str]]:
+    """UUID and status of the newest sweep that each host took part in."""
+    sh, s = schema.sweep_host, schema.sweep
+    newest = (
+        sa.select(sh.c.host_id, sa.func.max(s.c.started_unix_seconds).label("at"))
+        .select_from(sh.join(s))
+        .where(s.c.source.not_like("import:%"))
+        .group_by(sh.c.host_id)
+        .subquery()
+    )
+    query = (
+        sa.select(sh.c.host_id, s.c.uuid, s.c.status)
+        .select_from(sh.join(s).join(newest, newest.c.host_id == sh.c.host_id))
+        .where(s.c.started_unix_seconds == newest.c.at)
+    )
+    return {host: (uuid, status) for host, uuid, status in connection.execute(query)}
+
+
+def _levels(connection: sa.Connection) -> dict[int, list[str]]:
+    """Levels of the checks of each host, in the newest sweep that was judged for it."""
+    v = schema.verdict
+    newest = (
+        sa.select(v.c.host_id, sa.func.max(v.c.as_of).label("at")).group_by(v.c.host_id).subquery()
+    )
+    query = (
+        sa.select(v.c.host_id, v.c.level)
+        .select_from(v.join(newest, newest.c.host_id == v.c.host_id))
+        .where(v.c.as_of == newest.c.at, v.c.superseded_by.is_(None))
+    )
+    found: dict[int, list[str]] = {}
+    for host, level in connection.execute(query):
+        found.setdefault(host, []).append(level)
+    return found
+
+
+def host_sweeps(store: Store, cluster: str, host: str, limit: int = 30) -> list[Document]:
+    """
+    The newest sweeps that a host took part in.
+
+    Keys: id, status, profile, started_at, ended_at, synthetic, counts (cells by status).
+
+    Args:
+        host: Key.
+    """
+    sh, s, h, c = schema.sweep_host, schema.sweep, schema.host, schema.cluster
+    with reading(store.engine) as connection:
+        query = (
+            sa.select(s, h.c.id.label("host_id"))
+            .select_from(
+                sh.join(s).join(h, h.c.id == sh.c.host_id).join(c, c.c.id == h.c.cluster_id)
+            )
+            .where(h.c.key == host, c.c.name == cluster)
+            .order_by(s.c.started_at.desc(), s.c.id.desc())
+            .limit(limit)
+        )
+        rows = connection.execute(query).all()
+        counts = _counts(connection, [r.id for r in rows], rows[0].host_id if rows else None)
+    return [
+        {
+            "id": row.uuid,
+            "status": row.status,
+            "profile": row.profile,
+            "started_at": row.started_at,
+            "ended_at": row.ended_at,
+            "synthetic": bool(row.synthetic),
+            "counts": dict(counts.get(row.id, {})),
+        }
+        for row in rows
+    ]
+
+
+def progress(store: Store, sweep: str) -> Document:
+    """How far a sweep is: id, status, estimated_seconds, started_at, counts of its cells."""
+    with reading(store.engine) as connection:
+        row = find_sweep(connection, sweep)
+        counts = _counts(connection, [row.id], None).get(row.id, {})
+    return {
+        "id": row.uuid,
+        "status": row.status,
+        "started_at": row.started_at,
+        "estimated_seconds": row.estimated_seconds,
+        "counts": dict(counts),
+    }
+
+
+def sweep_hosts(store: Store, sweep: str) -> list[Document]:
+    """
+    The hosts of a sweep with counts of their cells, without what they measured.
+
+    Keys: key, name, address, sku, counts.
+    """
+    sh, h, k, cell, s = (
+        schema.sweep_host, schema.host, schema.sku, schema.cell, schema.series,
+    )  # fmt: skip
+    with reading(store.engine) as connection:
+        sweep_id = find_sweep(connection, sweep).id
+        query = (
+            sa.select(h.c.id, h.c.key, sh.c.name, sh.c.address, k.c.name.label("sku"))
+            .select_from(sh.join(h).outerjoin(k))
+            .where(sh.c.sweep_id == sweep_id)
+            .order_by(sh.c.position, h.c.id)
+        )
+        rows = connection.execute(query).all()
+        tally = (
+            sa.select(s.c.host_id, cell.c.status, sa.func.count())
+            .select_from(cell.join(s, s.c.id == cell.c.series_id))
+            .where(cell.c.sweep_id == sweep_id)
+            .group_by(s.c.host_id, cell.c.status)
+        )
+        counts: dict[int, dict[str, int]] = collections.defaultdict(dict)
+        for host, status, number in connection.execute(tally):
+            counts[host][status] = number
+    return [
+        {
+            "key": r.key,
+            "name": r.name,
+            "address": r.address,
+            "sku": r.sku,
+            "counts": counts.get(r.id, {}),
+        }
+        for r in rows
+    ]
+
+
+def _counts(
+    connection: sa.Connection, sweeps: Sequence[int], host: int | None
+) -> dict[int, dict[str, int]]:
+    """Cells by status of each sweep."""
+    c, s = schema.cell, schema.series
+    query = (
+        sa.select(c.c.sweep_id, c.c.status, sa.func.count())
+        .where(c.c.sweep_id.in_(list(sweeps)))
+        .group_by(c.c.sweep_id, c.c.status)
+    )
+    if host is not None:
+        query = query.select_from(c.join(s, s.c.id == c.c.series_id)).where(s.c.host_id == host)
+    found: dict[int, dict[str, int]] = {}
+    for sweep, status, number in connection.execute(query):
+        found.setdefault(sweep, {})[status] = number
+    return found

@@ -1,0 +1,114 @@
+"""
+What an arm is worth against another on the same devices, from stored readings. Pure.
+
+Arms are paired worker by worker: the same block and process. Fewer than six pairs, or one
+process a side, decide nothing, and the comparison says so.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from topobench.comparison import Comparison, compare_paired
+from topobench.reading import MEASURED, Better, Scalar
+
+Cell = Mapping[str, Any]
+Pairs = Mapping[tuple[int, int], float]
+"""Median of each process, by block and number of the process."""
+
+TOLERANCES = {"s": 0.05, "token/s": 0.02}
+"""Largest relative change that does not matter, by unit; 3 % for others."""
+_TOLERANCE = 0.03
+_NOT_RESULTS = frozenset({"locality_ratio"})
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """
+    One metric of one case on the same devices, under several arms.
+
+    Args:
+        params: Of the case, sorted by name.
+        devices: One GPU where all were measured at once and each has its part.
+        arms: Arm -> median of each process.
+    """
+
+    host: str
+    probe: str
+    params: tuple[tuple[str, Scalar], ...]
+    devices: tuple[str, ...]
+    ranks: int
+    metric: str
+    unit: str
+    better: Better
+    arms: Mapping[str, Pairs] = field(default_factory=dict, compare=False)
+
+    def median(self, arm: str) -> float:
+        """Of the medians of an arm's processes."""
+        return statistics.median(self.arms[arm].values())
+
+    def param(self, name: str) -> Scalar:
+        """The value of a parameter, None if the probe has none of that name."""
+        return dict(self.params).get(name)
+
+
+def benches(cells: Sequence[Cell]) -> list[Bench]:
+    """
+    Every metric measured under several arms.
+
+    Args:
+        cells: Of a sweep document; only those that ended ``ok`` or ``partial`` count.
+    """
+    found: dict[Bench, dict[str, dict[tuple[int, int], float]]] = {}
+    for cell in cells:
+        if cell["status"] not in MEASURED:
+            continue
+        place = cell["block"], cell["process_no"]
+        for key, median in _readings(cell):
+            found.setdefault(key, {}).setdefault(cell["arm"], {})[place] = median
+    return [replace(b, arms=arms) for b, arms in found.items() if len(arms) > 1]
+
+
+def compared(bench: Bench, reference: str, arm: str) -> Comparison:
+    """
+    How ``arm`` differs from ``reference``, worker by worker of the same block.
+
+    Raises:
+        ValueError: No block holds both, or a value is not above zero.
+    """
+    a, b = bench.arms[reference], bench.arms[arm]
+    both = sorted(a.keys() & b.keys())
+    return compare_paired(
+        [a[k] for k in both],
+        [b[k] for k in both],
+        tolerance=TOLERANCES.get(bench.unit, _TOLERANCE),
+        better=bench.better,
+        with_p=False,
+    )
+
+
+def _readings(cell: Cell) -> Iterator[tuple[Bench, float]]:
+    """Where each number belongs: whole results, and parts of GPUs measured at once."""
+    params = tuple(sorted(cell["params"].items()))
+    for reading in cell["readings"]:
+        median, point = reading["median"], reading["point"]
+        wanted = not point or set(point) == {"device"}
+        if not wanted or not median or reading["metric"] in _NOT_RESULTS or not reading["better"]:
+            continue
+        devices = (point["device"],) if point else tuple(cell["devices"])
+        yield (
+            Bench(
+                host=cell["host"],
+                probe=cell["probe"],
+                params=params,
+                devices=devices,
+                ranks=cell["ranks"],
+                metric=reading["metric"],
+                unit=reading["unit"],
+                better=Better(reading["better"]),
+            ),
+            median,
+        )

@@ -1,0 +1,122 @@
+"""The numbers to look at first, and every reading in one table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from topobench.report import figures
+from topobench.report.page.parts import Head, Part, Table
+from topobench.report.records import ARM, UNIT, Places, Record, records
+from topobench.units import format_bytes, format_percent
+
+Cell = Mapping[str, Any]
+
+_MOST_ROWS = 2000
+_MANY_ROWS = 40
+_GLANCES: tuple[tuple[str, str, Mapping[str, str], str], ...] = (
+    ("host_to_device", "bandwidth_bytes_per_second", {"direction": "h2d"}, "host to device, peak"),
+    ("all_reduce", "busbw_bytes_per_second", {}, "all-reduce bus bandwidth"),
+    ("gemm", "flop_per_second", {}, "matrix products, best type"),
+    ("device_memory", "bandwidth_bytes_per_second", {}, "GPU memory"),
+    ("host_memory", "bandwidth_bytes_per_second", {}, "host memory, best node"),
+    ("kernel_launch", "latency_seconds", {}, "kernel launch, best mode"),
+    ("prefill", "tokens_per_second", {}, "prefill"),
+)
+"""Probe, metric, parameters, and what to call it."""
+
+
+def glance(cells: Sequence[Cell], places: Places) -> list[dict[str, str]]:
+    """The best figure of each kind: what, value, and where it stands."""
+    found = []
+    for probe, metric, params, label in _GLANCES:
+        own = [
+            c
+            for c in cells
+            if c["probe"] == probe and all(c["params"].get(k) == v for k, v in params.items())
+        ]
+        kept = _each_gpu_or_whole(own, places, metric)
+        if kept:
+            found.append(_card(kept, metric, label))
+    return found
+
+
+def _each_gpu_or_whole(cells: Sequence[Cell], places: Places, metric: str) -> list[Record]:
+    """Figures of single GPUs where there are any: a sum over GPUs is no peak of one."""
+    parts = [r for r in records(cells, places, each_gpu=True) if r.metric == metric]
+    alone = [r for r in records(cells, places) if r.metric == metric]
+    single = [r for r in alone if r.dimensions.get("at_once") != "all"]
+    return [*parts, *single] or alone
+
+
+def _card(kept: Sequence[Record], metric: str, label: str) -> dict[str, str]:
+    low_is_good = metric.endswith("_seconds")
+    pick = min if low_is_good else max
+    best = pick(kept, key=lambda r: r.figure.median)
+    alike = [r for r in kept if _rest(r) == _rest(best)]
+    middle = statistics.median(r.figure.median for r in alike)
+    note = _where(best)
+    if len(alike) > 1:
+        worst = (max if low_is_good else min)(r.figure.median for r in alike)
+        note += f"; {len(alike)} places, worst {figures.quantity(metric, worst)}"
+    return {"what": label, "value": figures.quantity(metric, middle), "note": note}
+
+
+def _rest(record: Record) -> tuple[Any, ...]:
+    """Everything but where it was measured."""
+    return tuple((k, v) for k, v in record.dimensions.items() if k != UNIT)
+
+
+def _where(record: Record) -> str:
+    at = record.dimensions
+    size = at.get("bytes")
+    words = [format_bytes(size)] if isinstance(size, int) else []
+    words += [str(at[k]) for k in ("dtype", "op", "mode") if at.get(k)]
+    return ", ".join([*words, f"arm {at[ARM]}"] if at.get(ARM) else words)
+
+
+def every_reading(cells: Sequence[Cell], places: Places) -> Iterator[Part]:
+    """One row a figure, equal processes pooled; nothing where nothing was measured."""
+    rows: list[list[str]] = []
+    for probe in dict.fromkeys(c["probe"] for c in cells):
+        own = [c for c in cells if c["probe"] == probe]
+        for each_gpu in (False, True):
+            rows += [_row(probe, r) for r in records(own, places, each_gpu=each_gpu)]
+    if rows:
+        yield Table(_HEADS, rows, folded=len(rows) > _MANY_ROWS).limited(_MOST_ROWS)
+
+
+_HEADS = (
+    Head("probe"),
+    Head("case"),
+    Head("on"),
+    Head("arm"),
+    Head("metric"),
+    Head("median", number=True),
+    Head("spread", number=True),
+    Head("of"),
+    Head("samples", number=True),
+    Head("processes", number=True),
+)
+
+
+def _row(probe: str, record: Record) -> list[str]:
+    at, figure = record.dimensions, record.figure
+    case = [
+        f"{figures.label(k)} {figures.quantity(k, v)}"
+        for k, v in at.items()
+        if k not in (ARM, UNIT) and v is not None
+    ]
+    return [
+        probe,
+        ", ".join(case),
+        str(at.get(UNIT) or ""),
+        str(at.get(ARM) or ""),
+        figures.label(record.metric),
+        figures.quantity(record.metric, figure.median),
+        figures.UNKNOWN if figure.spread is None else f"+/-{format_percent(figure.spread)}",
+        figure.basis.value,
+        str(figure.n),
+        str(figure.processes),
+    ]

@@ -1,0 +1,1 @@
+"""The web page: a read-only view of the store."""
