@@ -46,6 +46,7 @@ class Listener:
             devices=devices,
             rank=rank,
             ranks=ranks,
+            local_rank=rank,
             publish=publish or self.published.append,
             wait=wait or self._nobody,
             interface=interface,

@@ -435,6 +435,7 @@ class TestDocument:
             "ring": None,
             "env": {},
             "devices": [],
+            "hosts": [],
             "ranks": 1,
             "process_no": 0,
             "block": 0,

@@ -41,6 +41,7 @@ class Conversation:
         fields = {
             "rank": 0,
             "ranks": 1,
+            "local_rank": 0,
             "interface": None,
             "binding": to_json(Binding("none")),
             "denied": False,

@@ -18,7 +18,7 @@ from topobench import __version__, sweep
 from topobench.config import ClusterConfig, to_yaml
 from topobench.errors import UsageError
 from topobench.host import Host
-from topobench.plan import check_selection, estimate, make_plan, plan_document
+from topobench.plan import check_selection, estimate_all, make_plan, plan_document
 from topobench.reading import Cell, Status, to_json
 from topobench.signals import Signals
 from topobench.units import format_span
@@ -195,7 +195,7 @@ def _drive(
 
     planned = [c for c in cells if c.status is Status.PLANNED]
     names = {a.host.key: a.host.name for a in agents}
-    seconds = max((estimate(group) for group in _by_host(planned)), default=0.0)
+    seconds = estimate_all(planned)
     status = "failed"
     try:
         with (
@@ -209,13 +209,6 @@ def _drive(
     finally:
         status = "interrupted" if signals.number else status
         store.end_sweep(sweep_id, status, ended_at=sweep.utc_now())
-
-
-def _by_host(cells: Sequence[Cell]) -> list[list[Cell]]:
-    found: dict[str, list[Cell]] = {}
-    for cell in cells:
-        found.setdefault(cell.host, []).append(cell)
-    return list(found.values())
 
 
 def plan(config: ClusterConfig) -> Outcome:

@@ -93,7 +93,13 @@ class Choice:
             seconds = build(self.probe, params).estimated_seconds()
         except (TypeError, ValueError) as error:
             raise UsageError(f"{self.probe.name} cannot take {params}: {error}") from error
-        return Case(self.probe.name, self.probe.version, params), seconds
+        declared = fields_of(self.probe)
+        named = {
+            name: value
+            for name, value in params.items()
+            if not (declared[name].metadata["later"] and value == declared[name].default)
+        }
+        return Case(self.probe.name, self.probe.version, named), seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +165,10 @@ class _Layout:
         runnable = []
         for choice in self.site.choices:
             lack = unmet(choice.probe, self.host, self.gpus, self.site.host_count)
-            if lack is None:
-                runnable.append(choice)
-            else:
+            if lack is not None:
                 yield self._lacking(choice, lack)
+            elif choice.probe.arms is not Arms.HOST_PAIRS:  # laid out for all hosts together
+                runnable.append(choice)
         for arms in dict.fromkeys(_laid_out_as(choice) for choice in runnable):
             choices = [choice for choice in runnable if _laid_out_as(choice) is arms]
             if arms is Arms.NUMA_MATRIX:
@@ -212,6 +218,8 @@ class _Layout:
         """Collectives: one rank for each GPU where there are several, else CPU processes."""
         benches: dict[Any, _Bench] = {}
         for choice in choices:
+            if "one" not in choice.values.get("hosts", ("one",)):
+                continue  # laid out for all hosts together
             for backend in choice.values.get("backend", ("auto",)):
                 on_gpus = backend == "nccl" or (backend == "auto" and self._gpus_expected())
                 lack = (self.gpus.lack or needs_gpus(2, self.gpus)) if on_gpus else None
@@ -248,7 +256,7 @@ class _Layout:
         """Add a collective's cases to the bench of its gang; those too large are refused."""
         bench = benches.setdefault((new.devices, new.ranks), new)
         backend = "nccl" if bench.devices else "gloo"
-        for case, seconds in choice.cases(ranks=bench.ranks, backend=backend):
+        for case, seconds in choice.cases(ranks=bench.ranks, backend=backend, hosts="one"):
             lack = self._too_large(case, bench)
             if (case, seconds) in bench.cases:  # asked for as auto and by name
                 continue

@@ -22,6 +22,7 @@ from topobench.config import ClusterConfig
 from topobench.errors import UsageError
 from topobench.host import Host, sku_name
 from topobench.layout import Choice, Site, lay_out
+from topobench.layout_hosts import lay_out_together
 from topobench.masking import mask_urls
 from topobench.reading import Cell, ReasonCode, Status, to_json
 from topobench.selection import absent_hosts, check_devices, select_hosts
@@ -43,8 +44,10 @@ class Plan:
 
     Args:
         cells: Host by host, in the order they will run; those not run carry a reason.
-        estimated_seconds: Of the slowest host; hosts work side by side.
+        estimated_seconds: Of the slowest host, since hosts work side by side; then of what
+            several hosts measure together.
         gpu_hours: GPUs of each host times its time: what nobody else can use meanwhile.
+        site: What it was made from, so that pairs of hosts can be added while it runs.
         absent_hosts: Hosts that the configuration names and that are not alive.
         counts: Cells by status.
     """
@@ -54,6 +57,7 @@ class Plan:
     estimated_seconds: float
     gpu_hours: float
     counts: Mapping[str, int]
+    site: Site
     absent_hosts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -78,10 +82,12 @@ def make_plan(config: ClusterConfig, hosts: Sequence[Host], *, seed: int | None 
     seed = config.seed if seed is None else seed
     used_seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     site = Site(config, tuple(Choice(c) for c in config.probes), len(chosen), used_seed)
-    cells = [_in_budget(lay_out(site, host), config) for host in chosen]
-    seconds = [estimate(found) for found in cells]
+    together = lay_out_together(site, chosen)
+    own, joint = _in_budget([lay_out(site, h) for h in chosen], together.cells, config)
+    last = estimate_together(joint)
+    seconds = [estimate(found) + last for found in own]
     gpus = [len(host.topology.gpus) for host in chosen]
-    flat = tuple(itertools.chain.from_iterable(cells))
+    flat = (*itertools.chain.from_iterable(own), *joint)
     _check_room(flat, config)
     absent = absent_hosts(config, hosts)
     return Plan(
@@ -90,8 +96,13 @@ def make_plan(config: ClusterConfig, hosts: Sequence[Host], *, seed: int | None 
         estimated_seconds=max(seconds),
         gpu_hours=sum(s * n for s, n in zip(seconds, gpus, strict=True)) / 3600,
         counts=dict(collections.Counter(c.status.value for c in flat)),
+        site=site,
         absent_hosts=absent,
-        warnings=(*_host_warnings(config, chosen, absent), *_budget_warnings(flat, config)),
+        warnings=(
+            *_host_warnings(config, chosen, absent),
+            *together.warnings,
+            *_budget_warnings(flat, config),
+        ),
     )
 
 
@@ -128,6 +139,27 @@ def estimate(cells: Sequence[Cell]) -> float:
     return total
 
 
+def estimate_together(cells: Sequence[Cell]) -> float:
+    """Seconds to run the planned ones that span hosts; those of different hosts side by side."""
+    free: dict[str, float] = {}
+    for batch in batches([c for c in cells if c.hosts]):
+        start = GPU_START_SECONDS if batch[0].devices else CPU_START_SECONDS
+        began = max(free.get(h, 0.0) for h in batch[0].hosts)
+        ended = began + start + sum(c.estimated_seconds for c in batch)
+        free.update(dict.fromkeys(batch[0].hosts, ended))
+    return max(free.values(), default=0.0)
+
+
+def estimate_all(cells: Sequence[Cell]) -> float:
+    """Seconds to run the planned ones of a whole sweep."""
+    by_host: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if not cell.hosts:
+            by_host.setdefault(cell.host, []).append(cell)
+    own = max((estimate(found) for found in by_host.values()), default=0.0)
+    return own + estimate_together(cells)
+
+
 def plan_document(plan: Plan, config: ClusterConfig, hosts: Sequence[Host]) -> dict[str, Any]:
     """The ``data`` of ``topobench plan --format json`` (docs/schemas/plan.json)."""
     used = {c.host for c in plan.cells}
@@ -150,10 +182,17 @@ def plan_document(plan: Plan, config: ClusterConfig, hosts: Sequence[Host]) -> d
     }
 
 
-def _in_budget(cells: list[Cell], config: ClusterConfig) -> list[Cell]:
-    if config.budget_seconds is None:
-        return cells
-    return budget.fit(cells, config.budget_seconds, estimate)
+def _in_budget(
+    own: list[list[Cell]], joint: Sequence[Cell], config: ClusterConfig
+) -> tuple[list[list[Cell]], list[Cell]]:
+    """What fits; cells over several hosts get half of the time, if there are others."""
+    seconds = config.budget_seconds
+    if seconds is None:
+        return own, list(joint)
+    alone = any(c.status is Status.PLANNED for found in own for c in found)
+    together = budget.fit(joint, seconds / 2 if alone else seconds, estimate_together)
+    left = seconds - estimate_together(together)
+    return [budget.fit(found, left, estimate) for found in own], together
 
 
 def _check_room(cells: Sequence[Cell], config: ClusterConfig) -> None:
@@ -209,6 +248,7 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
         "ring": cell.arm.ring,
         "env": dict(cell.arm.env),
         "devices": list(cell.devices),
+        "hosts": list(cell.hosts),
         "ranks": cell.ranks,
         "process_no": cell.process_no,
         "block": cell.block,
@@ -222,5 +262,5 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
 def _worker_key(cell: Cell) -> Any:
     arm = cell.arm
     settings = tuple(sorted(arm.env.items()))
-    place = (cell.host, cell.worker_devices, cell.ranks, cell.process_no, cell.block)
+    place = (cell.host, cell.hosts, cell.worker_devices, cell.ranks, cell.process_no, cell.block)
     return (*place, arm.binding, arm.ring, settings)

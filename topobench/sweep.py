@@ -1,6 +1,7 @@
 """
 Drives one sweep: plan -> agents -> store. Hosts side by side, workers of a host in turn.
 
+What several hosts measure together (``joint``) comes when each is done with its own.
 The agents and the store are given as arguments; this module is the only place where they
 meet. One thread a host asks its agent for runs; only the calling thread writes.
 """
@@ -9,21 +10,19 @@ from __future__ import annotations
 
 import queue
 import threading
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Protocol
 
 from topobench.errors import AgentError
-from topobench.host import Host
+from topobench.joint import Event, Joint, PartAgent, failed_run, utc_now
 from topobench.plan import batches
 from topobench.reading import BENIGN, MEASURED, Cell, Reason, ReasonCode, Run, Status
 
+__all__ = ["Agent", "Recorder", "Watcher", "drive", "exit_code", "utc_now"]
 
-class Agent(Protocol):
+
+class Agent(PartAgent, Protocol):
     """What a sweep needs of a host's agent."""
-
-    host: Host
 
     def run(self, cells: Sequence[Cell], attempts: Mapping[str, int]) -> Iterator[Run]:
         """Run cells of one batch; one Run a cell, as it ends."""
@@ -52,8 +51,8 @@ class Watcher(Protocol):
         """Called after the run was committed."""
 
 
-_HostDone = str
-_Event = tuple[Cell, Run | None] | _HostDone
+_Done = str
+_Events = queue.Queue[Event | _Done]
 
 
 def drive(
@@ -76,28 +75,48 @@ def drive(
     Returns:
         Every run, in the order committed.
     """
+    planned = [c for c in cells if c.status is Status.PLANNED]
     by_host: dict[str, list[Cell]] = {}
-    for cell in cells:
-        if cell.status is Status.PLANNED:
+    for cell in planned:
+        if not cell.hosts:
             by_host.setdefault(cell.host, []).append(cell)
-    events: queue.Queue[_Event] = queue.Queue()
+    events: _Events = queue.Queue()
     numbers = attempts or {}
+    lost: dict[str, str] = {}
     workers = [
         threading.Thread(
-            target=_run_host, args=(a, by_host[a.host.key], numbers, events, stop), daemon=True
+            target=_run_host, args=(a, by_host[a.host.key], numbers, events, stop, lost),
+            daemon=True,
         )
         for a in agents
         if a.host.key in by_host
-    ]
+    ]  # fmt: skip
     for worker in workers:
         worker.start()
-    return _collect(len(workers), agents, events, recorder, watcher, stop)
+    together = Joint({a.host.key: a for a in agents}, numbers, events.put, stop, lost)
+    last = threading.Thread(
+        target=_run_together, args=(together, planned, workers, events), daemon=True
+    )
+    last.start()
+    return _collect(len(workers) + 1, agents, events, recorder, watcher, stop)
+
+
+def _run_together(
+    together: Joint, cells: Sequence[Cell], before: Sequence[threading.Thread], events: _Events
+) -> None:
+    """Run what several hosts measure together, once each is done with its own."""
+    try:
+        for worker in before:
+            worker.join()
+        together.run(batches([c for c in cells if c.hosts]))
+    finally:
+        events.put("together")
 
 
 def _collect(
     hosts: int,
     agents: Sequence[Agent],
-    events: queue.Queue[_Event],
+    events: _Events,
     recorder: Recorder,
     watcher: Watcher,
     stop: threading.Event,
@@ -113,7 +132,7 @@ def _collect(
                 event = events.get(timeout=0.2)
             except queue.Empty:
                 continue
-            if isinstance(event, _HostDone):
+            if isinstance(event, _Done):
                 hosts -= 1
                 continue
             cell, run = event
@@ -140,15 +159,17 @@ def _run_host(
     agent: Agent,
     cells: Sequence[Cell],
     attempts: Mapping[str, int],
-    events: queue.Queue[_Event],
+    events: _Events,
     stop: threading.Event,
+    lost: dict[str, str],
 ) -> None:
-    lost: str | None = None
     try:
         for batch in batches(cells):
             if stop.is_set():
                 break
-            lost = _run_batch(agent, batch, attempts, events, lost)
+            why = _run_batch(agent, batch, attempts, events, lost.get(agent.host.key))
+            if why is not None:
+                lost[agent.host.key] = why
     finally:
         events.put(agent.host.key)
 
@@ -157,7 +178,7 @@ def _run_batch(
     agent: Agent,
     batch: Sequence[Cell],
     attempts: Mapping[str, int],
-    events: queue.Queue[_Event],
+    events: _Events,
     lost: str | None,
 ) -> str | None:
     """Run one batch; returns why the host is lost, if it is. A lost host fails its cells."""
@@ -183,28 +204,11 @@ def _run_batch(
 def _give_up(
     waiting: Mapping[str, Cell],
     attempts: Mapping[str, int],
-    events: queue.Queue[_Event],
+    events: _Events,
     reason: Reason,
 ) -> None:
     for cell in waiting.values():
-        events.put((cell, _failed(cell, attempts.get(cell.id, 1), reason)))
-
-
-def _failed(cell: Cell, attempt: int, reason: Reason) -> Run:
-    return Run(
-        id=str(uuid.uuid4()),
-        cell=cell.id,
-        status=Status.FAILED,
-        reason=reason,
-        started_at=utc_now(),
-        duration_seconds=0.0,
-        attempt=attempt,
-    )
-
-
-def utc_now() -> str:
-    """The time as stored: UTC, ISO 8601, microseconds, ``Z``."""
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        events.put((cell, failed_run(cell, attempts.get(cell.id, 1), reason)))
 
 
 def exit_code(counts: Mapping[str, int], failures: int = 0) -> int:

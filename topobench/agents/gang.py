@@ -3,7 +3,8 @@ The workers that run a cell together: one alone, or one per rank.
 
 They go through the cells in step. The launcher relays the address that rank 0 publishes;
 when one rank is lost the others are ended soon after, because a collective without it
-would only wait.
+would only wait. Of a gang over several hosts each agent has its own ranks here; a
+:class:`Meeting` carries what the others must know.
 """
 
 from __future__ import annotations
@@ -79,6 +80,49 @@ class Outcome:
     for_all: bool = False
 
 
+class Meeting:
+    """
+    What the parts of a gang on several hosts tell each other; the driver carries it.
+
+    Safe to use from several threads: one runs the gang, others bring news. All is kept by the
+    cell it is about, since the parts begin it at different moments.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._published: dict[str, str | None] = {}
+        self._told: dict[str, str] = {}
+        self._lost: dict[str, tuple[str, float]] = {}
+
+    def publish(self, cell: str, address: str | None) -> None:
+        """Rank 0 says where to meet; None when its cell is over. The first word counts."""
+        with self._changed:
+            self._published.setdefault(cell, address)
+            self._changed.notify_all()
+
+    def published(self, cell: str, seconds: float) -> str | None:
+        """Wait for what rank 0 published; None if there is nothing in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: cell in self._published, seconds)
+            return self._published.get(cell)
+
+    def tell(self, cell: str, address: str) -> None:
+        """Bring the address that rank 0 published on another host."""
+        self._told[cell] = address
+
+    def told(self, cell: str | None) -> str | None:
+        """The address brought for a cell."""
+        return self._told.get(cell) if cell else None
+
+    def lose(self, cell: str, text: str, seconds: float) -> None:
+        """Another part of the gang will give no result; own ranks have so long to say theirs."""
+        self._lost.setdefault(cell, (text, seconds))
+
+    def lost(self, cell: str | None) -> tuple[str, float] | None:
+        """What became of another part of a cell's gang, if it is lost."""
+        return self._lost.get(cell) if cell else None
+
+
 KILLED = frozenset({ReasonCode.SIGNAL, ReasonCode.OOM})
 """Reasons of workers that somebody ended: the next one may well live."""
 CANCELLED = Outcome(Status.ABORTED, Reason(ReasonCode.CANCELLED, "the sweep was stopped"))
@@ -89,11 +133,21 @@ class Gang:
     Starts one worker per seat; end it with :meth:`finish` or :meth:`end`.
 
     Args:
-        seats: By rank, from 0.
+        seats: In order of their ranks: all, or those of this host.
+        meeting: Of a gang over several hosts.
     """
 
-    def __init__(self, seats: Sequence[Seat], environment: Mapping[str, str]) -> None:
-        self._seats = seats
+    def __init__(
+        self,
+        seats: Sequence[Seat],
+        environment: Mapping[str, str],
+        meeting: Meeting | None = None,
+    ) -> None:
+        self._seats = {seat.member.rank: seat for seat in seats}
+        self._first = seats[0].member.rank
+        self._ranks: int = seats[0].spec["ranks"]
+        self._meeting = meeting
+        self._introduced: str | None = None
         self._workers: list[WorkerProcess] = []
         self._selector = selectors.DefaultSelector()
         self._got: dict[int, Mapping[str, Any]] = {}
@@ -103,7 +157,7 @@ class Gang:
         self._cell: str | None = None
         self._in_step = False
         try:
-            for rank, seat in enumerate(seats):
+            for rank, seat in self._seats.items():
                 self._start(rank, seat, environment)
         except OSError as error:
             self._refusal = _no_start(seats[0], error)
@@ -154,7 +208,7 @@ class Gang:
         self._follow(lambda: len(self._ends) == len(self._workers), seconds, stop)
         outcome, rank = self._judge(seconds, stop)
         self._in_step = self._ended_alike()
-        end = self._ends.get(0, {})
+        end = self._ends.get(self._first, {})
         return replace(
             outcome,
             started_at=started_at,
@@ -164,7 +218,7 @@ class Gang:
             environment=end.get("environment", {}),
             conditions=self._conditions(),
             warnings=self._warnings(),
-            log_tail=self._workers[rank].log_tail(),
+            log_tail=next(w for w in self._workers if w.rank == rank).log_tail(),
         )
 
     def finish(self) -> tuple[str, ...]:
@@ -222,6 +276,7 @@ class Gang:
             for worker in self._workers:
                 worker.look()
                 self._take(worker)
+            self._introduce()
             if self._refusal is not None:
                 return
             until = min(until, time.monotonic() + self._patience())
@@ -232,7 +287,8 @@ class Gang:
             return 0.0 if len(self._workers) == 1 else _LOST_SECONDS
         if any(e["status"] not in MEASURED for e in self._ends.values()):
             return _ENDED_SECONDS
-        return math.inf
+        elsewhere = self._meeting and self._meeting.lost(self._cell)
+        return elsewhere[1] if elsewhere else math.inf
 
     def _take(self, worker: WorkerProcess) -> None:
         while worker.messages:
@@ -267,8 +323,18 @@ class Gang:
             raise ValueError("unknown type")
 
     def _relay(self, cell: str, address: str) -> None:
+        if self._meeting is not None:
+            self._meeting.publish(cell, address)
         for worker in self._workers[1:]:
             worker.send("address", cell=cell, address=address)
+
+    def _introduce(self) -> None:
+        """Pass on, once a cell, the address that came from rank 0's host."""
+        address = self._meeting and self._meeting.told(self._cell)
+        if address and self._introduced != self._cell:
+            self._introduced = self._cell
+            for worker in self._workers:
+                worker.send("address", cell=self._cell, address=address)
 
     def _judge(self, seconds: float, stop: threading.Event) -> tuple[Outcome, int]:
         """The outcome, and the rank whose log explains it."""
@@ -283,16 +349,20 @@ class Gang:
             if alike and not (silent and status in MEASURED):
                 rank = min(alike, key=lambda r: (_is_echo(self._ends[r]["reason"]), r))
                 return Outcome(status, self._reason(rank, self._ends[rank])), rank
+        elsewhere = self._meeting and self._meeting.lost(self._cell)
+        if elsewhere:
+            reason = Reason(ReasonCode.RANK_LOST, elsewhere[0])
+            return Outcome(Status.FAILED, reason), silent[0].rank
         ranks = ", ".join(str(w.rank) for w in silent)
-        who = f"rank {ranks}" if len(self._workers) > 1 else "the worker"
+        who = f"rank {ranks}" if self._ranks > 1 else "the worker"
         text = f"{who} gave no result within {seconds:.0f} s and was ended"
         return Outcome(Status.TIMEOUT, Reason(ReasonCode.DEADLINE, text)), silent[0].rank
 
     def _loss(self, worker: WorkerProcess) -> Reason:
         assert worker.fault is not None
-        if len(self._workers) == 1:
+        if self._ranks == 1:
             return worker.fault
-        text = f"rank {worker.rank} of {len(self._workers)} was lost: {worker.fault}"
+        text = f"rank {worker.rank} of {self._ranks} was lost: {worker.fault}"
         return Reason(ReasonCode.RANK_LOST, text)
 
     def _reason(self, rank: int, end: Mapping[str, Any]) -> Reason | None:
@@ -314,14 +384,14 @@ class Gang:
         return tuple(found)
 
     def _conditions(self) -> dict[str, Any]:
-        found = dict(self._ends.get(0, {}).get("conditions", {}))
+        found = dict(self._ends.get(self._first, {}).get("conditions", {}))
         others = {
             str(rank): end["conditions"]
             for rank, end in sorted(self._ends.items())
-            if rank and end["conditions"]
+            if rank != self._first and end["conditions"]
         }
-        if not self._seats[0].wrapped and 0 in self._got:
-            found["inherited"] = self._got[0]["inherited"]
+        if not self._seats[self._first].wrapped and self._first in self._got:
+            found["inherited"] = self._got[self._first]["inherited"]
         return found | ({"ranks": others} if others else {})
 
     def _warnings(self) -> tuple[str, ...]:

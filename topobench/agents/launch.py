@@ -108,9 +108,9 @@ class Launcher:
         self._env = env
         self._log_dir = log_dir
         self._interface = interface
-        self._limits = limits
+        self.limits = limits
         self._targets = targets or {}
-        self._watch = watch
+        self.watch = watch
         self._gang: Gang | None = None
         self._dumps: dict[tuple[str, ...], Dump] = {}
 
@@ -139,27 +139,27 @@ class Launcher:
         numbers = attempt if isinstance(attempt, Mapping) else {c.id: attempt for c in cells}
         if not cells:
             return iter(())
-        return self._run(_Batch(list(cells), self._environment(cells[0]), numbers), stop)
+        return self._run(Batch(list(cells), self.environment(cells[0]), numbers), stop)
 
     def close(self) -> None:
         """End running workers from another thread; set the run's ``stop`` first."""
         if self._gang is not None:
             self._gang.kill()
 
-    def _run(self, batch: _Batch, stop: threading.Event) -> Iterator[Run]:
+    def _run(self, batch: Batch, stop: threading.Event) -> Iterator[Run]:
         first = batch.left[0]
         if (reason := environment.conflict(first, os.environ)) is not None:
             yield from batch.settle(Outcome(Status.SKIPPED, reason))
         false_starts = 0
         while batch.left and not stop.is_set():
-            with self._given(first, batch.setting, stop) as given:
+            with self.given(first, batch.setting, stop) as given:
                 if isinstance(given, Outcome):
                     yield from batch.settle(given)
                     return
                 variables = {**batch.setting.variables, **given.variables}
-                gang = self._gang = Gang(self._seats(first), variables)
+                gang = self._gang = Gang(self.seats(first, range(first.ranks)), variables)
                 try:
-                    refused = gang.ready(self._limits.start_up(first), stop)
+                    refused = gang.ready(self.limits.start_up(first), stop)
                     if refused is None:
                         false_starts = 0
                         yield from self._measure(gang, given, batch, stop)
@@ -173,7 +173,7 @@ class Launcher:
         yield from batch.settle(CANCELLED)
 
     @contextlib.contextmanager
-    def _given(
+    def given(
         self, cell: Cell, setting: Environment, stop: threading.Event
     ) -> Iterator[NcclRun | Outcome]:
         """What a gang over NCCL gets; the outcome of its cells if it cannot be had."""
@@ -205,10 +205,10 @@ class Launcher:
         small = nccl_run.smallest(cell)
         with nccl_run.private_folder(self._log_dir) as folder:
             variables = {**setting.variables, **nccl_run.dumping(folder)}
-            gang = self._gang = Gang(self._seats(small), variables)
+            gang = self._gang = Gang(self.seats(small, range(small.ranks)), variables)
             try:
-                outcome = gang.ready(self._limits.start_up(small), stop) or gang.measure(
-                    self._go(small), self._limits.of(small), stop
+                outcome = gang.ready(self.limits.start_up(small), stop) or gang.measure(
+                    self.go(small), self.limits.of(small), stop
                 )
                 gang.finish()
             finally:
@@ -219,14 +219,14 @@ class Launcher:
         return self._dumps[cell.devices]
 
     def _measure(
-        self, gang: Gang, given: NcclRun, batch: _Batch, stop: threading.Event
+        self, gang: Gang, given: NcclRun, batch: Batch, stop: threading.Event
     ) -> Iterator[Run]:
         """Run cells for as long as these workers are fit for it."""
         going = True
         while going and batch.left and not stop.is_set():
             cell = batch.left.pop(0)
-            with self._watch(cell) as seen:
-                outcome = gang.measure(self._go(cell), self._limits.of(cell), stop)
+            with self.watch(cell) as seen:
+                outcome = gang.measure(self.go(cell), self.limits.of(cell), stop)
             outcome = replace(outcome, conditions={**outcome.conditions, **seen})
             outcome = given.judged(cell, outcome, batch.setting.mask)
             going = bool(batch.left) and gang.usable()
@@ -235,7 +235,8 @@ class Launcher:
             yield batch.record(cell, outcome)
             going = going and gang.usable()  # it may have taken long to come back
 
-    def _environment(self, cell: Cell) -> Environment:
+    def environment(self, cell: Cell) -> Environment:
+        """What the workers of a cell find in their environment."""
         return environment.build(
             cell,
             os.environ,
@@ -245,7 +246,8 @@ class Launcher:
             interface=self._interface,
         )
 
-    def _go(self, cell: Cell) -> dict[str, Any]:
+    def go(self, cell: Cell) -> dict[str, Any]:
+        """The message by which workers begin a cell."""
         return {
             "cell": cell.id,
             "probe": cell.case.probe,
@@ -254,30 +256,43 @@ class Launcher:
             "devices": list(cell.devices),
         }
 
-    def _seats(self, cell: Cell) -> list[Seat]:
+    def seats(self, cell: Cell, ranks: Sequence[int], meets_on: str | None = None) -> list[Seat]:
+        """
+        What each of the ranks on this host is started with.
+
+        Args:
+            cell: Its devices are those of these ranks.
+            meets_on: Interface of a gang over several hosts; the launcher's own if None.
+
+        Raises:
+            AgentError: There is no folder for logs.
+        """
         try:
             self._log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise AgentError(f"no folder for worker logs: {error}") from error
         name = uuid.uuid4().hex[:12]
+        interface = meets_on or self._interface
         return [
-            self._seat(cell, rank, self._log_dir / f"worker-{name}-{rank}.log")
-            for rank in range(cell.ranks)
+            self._seat(cell, (rank, number), self._log_dir / f"worker-{name}-{rank}.log", interface)
+            for number, rank in enumerate(ranks)
         ]
 
-    def _seat(self, cell: Cell, rank: int, log: Path) -> Seat:
+    def _seat(self, cell: Cell, place: tuple[int, int], log: Path, interface: str | None) -> Seat:
+        rank, local_rank = place
         facts = self._host.facts
         denied = facts.memory_policy != "ok"
         binding = rank_binding(cell.arm, rank, cell.ranks, gpus=bool(cell.devices))
         wrapper = numactl(facts.numactl, binding, denied=denied)
-        device = cell.devices[rank] if rank < len(cell.devices) else None
+        device = cell.devices[local_rank] if local_rank < len(cell.devices) else None
         return Seat(
             command=(*wrapper, facts.interpreter, "-P", "-m", _WORKER),
             log=log,
             spec={
                 "rank": rank,
                 "ranks": cell.ranks,
-                "interface": self._interface,
+                "local_rank": local_rank,
+                "interface": interface,
                 "binding": to_json(binding),
                 "denied": denied,
             },
@@ -291,7 +306,7 @@ def _was_killed(outcome: Outcome) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class Batch:
     """Cells still to run, and what their runs have in common."""
 
     left: list[Cell]

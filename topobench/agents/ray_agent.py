@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from topobench import processes
@@ -30,6 +31,11 @@ from topobench.errors import AgentError, RefusedError, TopobenchError
 from topobench.host import Host
 from topobench.reading import Cell, Run, to_json
 
+PULSE_SECONDS = 2.0
+"""Between two questions for a sign of life."""
+SILENT_SECONDS = 12.0
+"""A host that gave none for so long is lost."""
+_LOOK_SECONDS = 1.0
 DESCRIBE_SECONDS = 180.0
 """Longest wait for a host's first answer; a cold torch import on a GPU host takes 60 s."""
 
@@ -67,6 +73,27 @@ class HostAgent:
         for run in self._service.run([Cell.from_json(c) for c in cells], attempts):
             yield to_json(run)
 
+    def run_part(
+        self, cell: dict[str, Any], *, host: str, attempt: int, fresh: bool, last: bool
+    ) -> tuple[dict[str, Any], bool]:
+        """See :meth:`HostService.run_part`."""
+        run, usable = self._service.run_part(
+            Cell.from_json(cell), host=host, attempt=attempt, fresh=fresh, last=last
+        )
+        return to_json(run), usable
+
+    def published(self, cell: str, seconds: float) -> str | None:
+        """See :meth:`HostService.published`."""
+        return self._service.published(cell, seconds)
+
+    def tell(self, cell: str, address: str) -> None:
+        """See :meth:`HostService.tell`."""
+        self._service.tell(cell, address)
+
+    def lose(self, cell: str, text: str, seconds: float) -> None:
+        """See :meth:`HostService.lose`."""
+        self._service.lose(cell, text, seconds)
+
     def cancel(self) -> None:
         """See :meth:`HostService.cancel`."""
         self._service.cancel()
@@ -85,6 +112,7 @@ class RayAgent:
 
     def __init__(self, host: Host, actor: Any) -> None:
         self.host = host
+        self.lost: str | None = None
         self._actor = actor
 
     def run(self, cells: Sequence[Cell], attempts: Mapping[str, int]) -> Iterator[Run]:
@@ -98,15 +126,82 @@ class RayAgent:
         stream = self._actor.run.options(num_returns="streaming").remote(
             [to_json(c) for c in cells], dict(attempts)
         )
-        try:
-            for reference in stream:
+        with self._errors_named():
+            while True:
+                self._wait(stream)
+                try:
+                    reference = next(stream)
+                except StopIteration:
+                    return
+                self._wait(reference)
                 yield Run.from_json(ray.get(reference))
+
+    def run_part(self, cell: Cell, *, attempt: int, fresh: bool, last: bool) -> tuple[Run, bool]:
+        """
+        Run this host's ranks of a cell that spans several hosts.
+
+        Args:
+            fresh: With new workers.
+            last: These workers are needed no more.
+
+        Returns:
+            The run as this host saw it, and whether its workers may go on.
+
+        Raises:
+            AgentError: The host or its agent is gone.
+            RuntimeError: A fault of ours in the agent, which lives on.
+        """
+        with self._errors_named():
+            answer = self._actor.run_part.remote(
+                to_json(cell), host=self.host.key, attempt=attempt, fresh=fresh, last=last
+            )
+            self._wait(answer)
+            run, usable = ray.get(answer)
+        return Run.from_json(run), usable
+
+    def published(self, cell: str, seconds: float) -> str | None:
+        """
+        The address that rank 0 publishes on this host; None if it does not in time.
+
+        Raises:
+            AgentError: The host or its agent is gone.
+        """
+        with self._errors_named():
+            answer = self._actor.published.remote(cell, seconds)
+            self._wait(answer)
+            found: str | None = ray.get(answer)
+        return found
+
+    def tell(self, cell: str, address: str) -> None:
+        """Bring the address where rank 0 of a cell's gang is met."""
+        with contextlib.suppress(RayError):
+            self._actor.tell.remote(cell, address)
+
+    def lose(self, cell: str, text: str, seconds: float) -> None:
+        """Say that another part of a cell's gang is lost."""
+        with contextlib.suppress(RayError):
+            self._actor.lose.remote(cell, text, seconds)
+
+    def _wait(self, answer: Any) -> None:
+        """Until there is an answer; a host that is cut off would never give one."""
+        while not ray.wait([answer], timeout=_LOOK_SECONDS)[0]:
+            if self.lost is not None:
+                raise AgentError(f"host {self.host.name}: {self.lost}")
+
+    @contextlib.contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
         except RayTaskError as error:
             if isinstance(error.cause, RayError):
                 raise AgentError(f"host {self.host.name}: {_text(error.cause)}") from error
             raise RuntimeError(_text(error)) from error
         except RayError as error:
             raise AgentError(f"host {self.host.name}: {_text(error)}") from error
+
+    def ask(self) -> Any:
+        """A sign of life, as a reference that will come true."""
+        return self._actor.pid.remote()
 
     def cancel(self) -> None:
         """End the running worker; its cells become ``aborted``."""
@@ -118,11 +213,66 @@ class RayAgent:
         return int(ray.get(self._actor.pid.remote(), timeout=10))
 
     def close(self) -> None:
-        """Stop workers, free the host lock, end the agent."""
+        """Stop workers, free the host lock, end the agent; a lost host is left alone."""
+        if self.lost is not None:
+            return
         with contextlib.suppress(RayError):
             ray.get(self._actor.close.remote(), timeout=10)
         with contextlib.suppress(RayError):
             ray.kill(self._actor)
+
+
+class Pulse:
+    """
+    Asks every agent for a sign of life; one that gives none for a while is lost.
+
+    Ray itself takes up to a minute to miss a host whose cable is cut.
+    """
+
+    def __init__(self, agents: Sequence[RayAgent]) -> None:
+        self._asked: dict[Any, RayAgent] = {}
+        self._heard = {agent.host.key: time.monotonic() for agent in agents}
+        self._agents = agents
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    def __enter__(self) -> Pulse:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(3 * PULSE_SECONDS)
+
+    def _run(self) -> None:
+        while not self._stop.wait(PULSE_SECONDS):
+            waiting = set(self._asked.values())
+            for agent in self._agents:
+                if agent.lost is None and agent not in waiting:
+                    with contextlib.suppress(RayError):
+                        self._asked[agent.ask()] = agent
+            if self._asked:
+                answered, _ = ray.wait(
+                    list(self._asked), num_returns=len(self._asked), timeout=PULSE_SECONDS
+                )
+                for reference in answered:
+                    self._note(self._asked.pop(reference), reference)
+            self._look()
+
+    def _note(self, agent: RayAgent, reference: Any) -> None:
+        try:
+            ray.get(reference, timeout=1)
+        except RayError as error:
+            if isinstance(error, ActorDiedError):
+                agent.lost = _text(error)
+        else:
+            self._heard[agent.host.key] = time.monotonic()
+
+    def _look(self) -> None:
+        for agent in self._agents:
+            silent = time.monotonic() - self._heard[agent.host.key]
+            if silent > SILENT_SECONDS and agent.lost is None:
+                agent.lost = f"no sign of life for {silent:.0f} s (host or network down)"
 
 
 class Connection:
@@ -169,7 +319,8 @@ def connect(
         targets, missing = _targets(base, hosts, address)
         agents, failures = _start(targets)
         try:
-            yield Connection(agents, [*missing, *failures], list(_open_to_all(address)))
+            with Pulse(agents):
+                yield Connection(agents, [*missing, *failures], list(_open_to_all(address)))
         finally:
             _close(agents)
 
@@ -333,7 +484,7 @@ def _start(targets: Sequence[Target]) -> tuple[list[RayAgent], list[Failure]]:
             num_cpus=0,
             max_restarts=0,
             max_task_retries=0,
-            max_concurrency=4,
+            max_concurrency=8,
             scheduling_strategy=NodeAffinitySchedulingStrategy(t.node_id, soft=False),
         ).remote(t.request)
         for t in good

@@ -19,6 +19,7 @@ from topobench.agents.conditions.monitor import Monitor
 from topobench.agents.discover import discover
 from topobench.agents.host_lock import HostLock
 from topobench.agents.launch import Launcher
+from topobench.agents.part import Part, own_share
 from topobench.host import Host
 from topobench.reading import Cell, Run
 from topobench.topology import Topology
@@ -58,6 +59,7 @@ class HostService:
         self._stop = threading.Event()
         self._lock: HostLock | None = None
         self._launcher: Launcher | None = None
+        self._part: Part | None = None
         self._topology: Topology | None = None
         self._monitor = Monitor(sweep=request.sweep)
         self._log_dir: Path | None = None
@@ -83,6 +85,7 @@ class HostService:
             interface=self._request.interface,
             watch=self._monitor.watch,
         )
+        self._part = Part(self._launcher, self._request.address)
         return host
 
     def run(self, cells: Sequence[Cell], attempts: Mapping[str, int]) -> Iterator[Run]:
@@ -91,9 +94,46 @@ class HostService:
             raise RuntimeError("describe() comes first")
         by_id = {cell.id: cell for cell in cells}
         for run in self._launcher.run(cells, stop=self._stop, attempt=attempts):
-            set_to = {**run.environment, "host_settings": dict(self._monitor.settings)}
-            judged = validity.judge(run, by_id[run.cell], self._topology)
-            yield replace(judged, environment=set_to)
+            yield self._judged(run, by_id[run.cell])
+
+    def run_part(
+        self, cell: Cell, *, host: str, attempt: int, fresh: bool, last: bool
+    ) -> tuple[Run, bool]:
+        """
+        Run this host's ranks of a cell that spans several hosts; see :meth:`Part.run`.
+
+        Args:
+            last: No other cell follows with these workers, so they are ended.
+        """
+        part = self._meeting_part()
+        run, usable = part.run(cell, host=host, attempt=attempt, fresh=fresh, stop=self._stop)
+        if last:
+            part.end()
+        return self._judged(run, own_share(cell, host)), usable and not last
+
+    def published(self, cell: str, seconds: float) -> str | None:
+        """Wait for the address that rank 0 publishes here; None if it does not."""
+        return self._meeting_part().meeting.published(cell, seconds)
+
+    def tell(self, cell: str, address: str) -> None:
+        """Bring the address where rank 0 of a cell's gang is met."""
+        self._meeting_part().meeting.tell(cell, address)
+
+    def lose(self, cell: str, text: str, seconds: float) -> None:
+        """Say that another part of a cell's gang is lost."""
+        self._meeting_part().meeting.lose(cell, text, seconds)
+
+    def _meeting_part(self) -> Part:
+        if self._part is None:
+            raise RuntimeError("describe() comes first")
+        return self._part
+
+    def _judged(self, run: Run, cell: Cell) -> Run:
+        """The run with what its conditions allow, and with this host's settings."""
+        if self._topology is None:
+            raise RuntimeError("describe() comes first")
+        set_to = {**run.environment, "host_settings": dict(self._monitor.settings)}
+        return replace(validity.judge(run, cell, self._topology), environment=set_to)
 
     def cancel(self) -> None:
         """End the running worker at once; its cells become ``aborted``."""
@@ -102,6 +142,8 @@ class HostService:
     def close(self) -> None:
         """Stop workers, free the lock, remove logs."""
         self._stop.set()
+        if self._part is not None:
+            self._part.end()
         self._monitor.close()
         if self._log_dir is not None:
             shutil.rmtree(self._log_dir, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -36,8 +36,12 @@ def put_cells(connection: Connection, keys: Keys, ref: SweepRef, cells: Sequence
 def stored_cells(connection: Connection, sweep_id: int) -> list[tuple[Cell, int]]:
     """The cells of a sweep as they stand, with the number of their last attempt."""
     rows = cell_rows(connection, sweep_id)
-    devices = device_keys(connection, {r.device_set_id for r in rows})
-    return [(_cell(r, devices[r.device_set_id]), r.attempt) for r in rows]
+    sets = {r.device_set_id for r in rows}
+    devices, hosts = device_keys(connection, sets), rank_hosts(connection, sets)
+    return [
+        (_cell(r, devices[r.device_set_id], hosts.get(r.device_set_id, ())), r.attempt)
+        for r in rows
+    ]
 
 
 def cell_rows(connection: Connection, sweep_id: int, host: str | None = None) -> Sequence[Any]:
@@ -60,29 +64,44 @@ def cell_rows(connection: Connection, sweep_id: int, host: str | None = None) ->
 
 
 def device_keys(connection: Connection, set_ids: set[int]) -> dict[int, tuple[str, ...]]:
-    """The device keys of device sets, in order."""
-    m, d = schema.device_set_member, schema.device
+    """The device keys of device sets, in order; hosts that stand for a rank are no devices."""
     found: dict[int, list[str]] = {i: [] for i in set_ids}
+    for row in _members(connection, set_ids):
+        if row.kind != places.HOST_KIND:
+            found[row.device_set_id].append(row.key)
+    return {i: tuple(k) for i, k in found.items()}
+
+
+def rank_hosts(connection: Connection, set_ids: set[int]) -> dict[int, tuple[str, ...]]:
+    """The key of each rank's host, of device sets that span several hosts."""
+    found: dict[int, list[str]] = {}
+    for row in _members(connection, set_ids):
+        found.setdefault(row.device_set_id, []).append(row.host)
+    return {i: tuple(k) for i, k in found.items() if len(set(k)) > 1}
+
+
+def _members(connection: Connection, set_ids: set[int]) -> Iterator[Any]:
+    """Members of device sets in order: set, key and kind of the device, key of its host."""
+    m, d, h = schema.device_set_member, schema.device, schema.host
     query = (
-        sa.select(m.c.device_set_id, d.c.key)
-        .select_from(m.join(d))
+        sa.select(m.c.device_set_id, d.c.key, d.c.kind, h.c.key.label("host"))
+        .select_from(m.join(d).join(h))
         .where(m.c.device_set_id.in_(sa.bindparam("ids", expanding=True)))
         .order_by(m.c.device_set_id, m.c.position)
     )
     ids = sorted(set_ids)
     for start in range(0, len(ids), 400):
-        for set_id, key in connection.execute(query, {"ids": ids[start : start + 400]}):
-            found[set_id].append(key)
-    return {i: tuple(k) for i, k in found.items()}
+        yield from connection.execute(query, {"ids": ids[start : start + 400]})
 
 
-def _cell(row: Any, devices: tuple[str, ...]) -> Cell:
+def _cell(row: Any, devices: tuple[str, ...], hosts: tuple[str, ...]) -> Cell:
     return Cell(
         id=row.uuid,
         case=Case(row.probe, row.probe_version, row.params),
         host=row.host_key,
         arm=Arm.from_json(row.arm_document),
         devices=devices,
+        hosts=hosts,
         ranks=row.n_ranks,
         process_no=row.process_no,
         block=row.block,
@@ -133,12 +152,14 @@ def _device_set(connection: Connection, ref: SweepRef, cell: Cell) -> Row:
     """A row of ``device_set`` with the device ids in ``members``, and ``n_hosts``."""
     host_id = places.host_id_of(connection, ref.places, cell.host)
     ids = [places.device_id_of(connection, ref.places, host_id, d) for d in cell.devices]
+    if cell.hosts and not ids:
+        ids = [places.host_device_id(connection, ref.places, h) for h in cell.hosts]
     owners = {ref.places.owners[i] for i in ids} | {host_id}
     told = cell.case.params.get("hosts")  # of an import, whose devices are not known
     return {
         "digest": digest(ids),
-        "n_devices": len(ids),
-        "label": ",".join(cell.devices),
+        "n_devices": len(cell.devices),
+        "label": ",".join(cell.devices or cell.hosts),
         "device_id": ids[0] if len(ids) == 1 else None,
         "members": ids,
         "n_hosts": told if isinstance(told, int) else len(owners),
@@ -163,5 +184,7 @@ def _set_ids(connection: Connection, keys: Keys, sets: Sequence[Row]) -> Mapping
 
 
 def _path_class(known: Places, cell: Cell) -> str | None:
+    if cell.hosts:
+        return None
     found = known.topologies.get(known.hosts[cell.host])
     return farthest_class(found[1], cell.devices) if found and len(cell.devices) > 1 else None

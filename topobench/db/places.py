@@ -19,6 +19,10 @@ from topobench.reading import to_json
 from topobench.topology import Topology
 
 
+HOST_KIND = "host"
+"""Of a device that stands for its host, so that ranks without a GPU have a place, too."""
+
+
 @dataclass(slots=True)
 class Places:
     """
@@ -149,6 +153,20 @@ def device_id_of(connection: Connection, places: Places, host_id: int, key: str)
 
 
 def _sku_id(connection: Connection, row: Mapping[str, Any]) -> int:
+def host_device_id(connection: Connection, places: Places, host: str) -> int:
+    """The id of the device that stands for a whole host, of a rank that has no GPU."""
+    host_id, key = host_id_of(connection, places, host), f"{HOST_KIND}:{host}"
+    known = places.devices.get((host_id, key))
+    if known is None:
+        now = now_text()
+        row = {"host_id": host_id, "kind": HOST_KIND, "key": key}
+        known = insert_id(
+            connection, schema.device, {**row, "first_seen_at": now, "last_seen_at": now}
+        )
+        places.add_device(host_id, key, known)
+    return known
+
+
     """The id of an SKU; one known by name alone (an import's) learns what it is made of."""
     table = schema.sku
     sku_id = named_id(connection, table, row)

@@ -215,7 +215,7 @@ def _device(context: WorkerContext, backend: str) -> Any:
     if not dist.is_nccl_available():
         raise ProbeUnavailable(ReasonCode.NO_PACKAGE, "this torch was built without NCCL")
     # A worker sees its own GPU alone, or all of its gang's on this host.
-    device = torch.device("cuda", context.rank % torch.cuda.device_count())
+    device = torch.device("cuda", context.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 
@@ -233,7 +233,7 @@ def _meet(context: WorkerContext, backend: str, device: Any) -> _Joined:
         interface = context.interface or interface_towards(host, int(port)) or "lo"
         store = dist.TCPStore(host, int(port), context.ranks, False, timeout)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    if context.interface:
+    if interface != "lo":
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     dist.init_process_group(
         backend,

@@ -31,6 +31,7 @@ PROBES = {
 
 def names() -> tuple[str, ...]:
     """Every probe's name, ours first."""
+    "host_network": "topobench.probes.host_network:HostNetwork",
     return (*PROBES, *sorted(set(_foreign()) - set(PROBES)))
 
 

@@ -78,6 +78,7 @@ class Worker:
         self._line = line
         self._rank: int = spec["rank"]
         self._ranks: int = spec["ranks"]
+        self._local_rank: int = spec["local_rank"]
         self._interface: str | None = spec["interface"]
         self._binding = Binding.from_json(spec["binding"])
         self._grip = Grip(self._binding, denied=spec["denied"])
@@ -158,6 +159,7 @@ class Worker:
             devices=tuple(go["devices"]),
             rank=self._rank,
             ranks=self._ranks,
+            local_rank=self._local_rank,
             publish=publish,
             wait=wait,
             interface=self._interface,

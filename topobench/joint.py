@@ -1,0 +1,266 @@
+"""
+Cells whose ranks are on several hosts: run by all their agents together, stored as one run.
+
+Agents never talk to each other: what rank 0 publishes, and the news that a part is lost, goes
+through here. Batches start in planned order, as soon as all their hosts are free.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from topobench.errors import AgentError
+from topobench.host import Host
+from topobench.reading import MEASURED, Cell, Reason, ReasonCode, Run, Status
+
+Event = tuple[Cell, Run | None]
+MEETING_SECONDS = 300.0
+"""Longest wait for rank 0's address; its agent says so earlier if there will be none."""
+LOST_SECONDS = 1.0
+"""How long the other parts may tell what they saw of a lost host ..."""
+FAILED_SECONDS = 5.0
+"""... and how long when a part merely failed: ranks that fail alike do so about together."""
+_WORST_FIRST = (
+    *(Status.FAILED, Status.TIMEOUT, Status.INVALID, Status.ABORTED),
+    *(Status.SKIPPED, Status.PARTIAL, Status.OK),
+)
+_ECHOES = frozenset({ReasonCode.RANK_LOST})
+"""Reasons that have their cause in another part."""
+
+
+class PartAgent(Protocol):
+    """What a joint cell needs of a host's agent."""
+
+    host: Host
+    lost: str | None
+
+    def run_part(self, cell: Cell, *, attempt: int, fresh: bool, last: bool) -> tuple[Run, bool]:
+        """Run this host's ranks; its run, and whether the workers may go on."""
+        ...
+
+    def published(self, cell: str, seconds: float) -> str | None:
+        """Wait for the address that rank 0 publishes; None if there is none."""
+        ...
+
+    def tell(self, cell: str, address: str) -> None:
+        """Bring that address to another part."""
+        ...
+
+    def lose(self, cell: str, text: str, seconds: float) -> None:
+        """Say that another part is lost."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """
+    Runs batches of joint cells.
+
+    Args:
+        agents: By host key.
+        attempts: Attempt number by cell; 1 where absent.
+        put: Takes what happens, from several threads.
+        lost: Host key -> why it is lost; those found here are added.
+    """
+
+    agents: Mapping[str, PartAgent]
+    attempts: Mapping[str, int]
+    put: Callable[[Event], None]
+    stop: threading.Event
+    lost: dict[str, str]
+
+    def run(self, batches: Iterable[Sequence[Cell]]) -> None:
+        """Run all batches; each starts when its hosts are free, none is overtaken for long."""
+        waiting = [list(b) for b in batches]
+        running: dict[Future[None], frozenset[str]] = {}
+        with ThreadPoolExecutor(max(1, len(self.agents) // 2 + 1), "joint") as pool:
+            while waiting or running:
+                if self.stop.is_set():
+                    waiting.clear()
+                for batch in self._startable(waiting, running.values()):
+                    waiting.remove(batch)
+                    running[pool.submit(self._run_batch, batch)] = frozenset(batch[0].hosts)
+                done, _ = concurrent.futures.wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    del running[future]
+                    future.result()
+
+    def _startable(
+        self, waiting: Sequence[list[Cell]], running: Iterable[frozenset[str]]
+    ) -> list[list[Cell]]:
+        """Batches whose hosts neither work nor are wanted by a batch before them."""
+        taken = set[str]().union(*running)
+        found = []
+        for batch in waiting:
+            hosts = set(batch[0].hosts)
+            if not hosts & taken:
+                found.append(batch)
+            taken |= hosts
+            if len(taken) >= len(self.agents):
+                break
+        return found
+
+    def _run_batch(self, batch: Sequence[Cell]) -> None:
+        fresh = True
+        for cell in batch:
+            if self.stop.is_set():
+                return
+            self.put((cell, None))
+            try:
+                run, usable = self._run_cell(cell, fresh=fresh, last=cell is batch[-1])
+            except Exception as error:  # a fault of ours; the next cell may do
+                fault = Reason(ReasonCode.INTERNAL, f"{type(error).__name__}: {error}")
+                run, usable = failed_run(cell, self.attempts.get(cell.id, 1), fault), False
+            fresh = not usable
+            self.put((cell, run))
+
+    def _run_cell(self, cell: Cell, *, fresh: bool, last: bool) -> tuple[Run, bool]:
+        """One cell on all its hosts; its run, and whether every part may go on."""
+        attempt = self.attempts.get(cell.id, 1)
+        if gone := self._gone(cell):
+            reason = Reason(ReasonCode.HOST_LOST, gone)
+            return failed_run(cell, attempt, reason), False
+        hosts = list(dict.fromkeys(cell.hosts))
+        with ThreadPoolExecutor(len(hosts) + 1, "part") as pool:
+            parts = {
+                pool.submit(
+                    self.agents[h].run_part, cell, attempt=attempt, fresh=fresh, last=last
+                ): h
+                for h in hosts
+            }
+            first = self.agents[hosts[0]]
+            meeting = pool.submit(first.published, cell.id, MEETING_SECONDS)
+            found = self._follow(cell, parts, meeting)
+        runs = {h: run for h, (run, _) in found.items()}
+        names = {h: self.agents[h].host.name for h in hosts}
+        return merged(cell, runs, names), all(usable for _, usable in found.values())
+
+    def _gone(self, cell: Cell) -> str | None:
+        """Which hosts of a cell are lost, and why."""
+        found = {h: self.lost.get(h) or self._why_lost(h) for h in dict.fromkeys(cell.hosts)}
+        return "; ".join(why for why in found.values() if why) or None
+
+    def _why_lost(self, host: str) -> str | None:
+        agent = self.agents.get(host)
+        if agent is None:
+            return f"host {host} has no agent"
+        return f"host {agent.host.name}: {agent.lost}" if agent.lost else None
+
+    def _follow(
+        self,
+        cell: Cell,
+        parts: Mapping[Future[tuple[Run, bool]], str],
+        meeting: Future[str | None],
+    ) -> dict[str, tuple[Run, bool]]:
+        """Carry news between the parts until each has given its run."""
+        found: dict[str, tuple[Run, bool]] = {}
+        pending: set[Future[Any]] = {*parts, meeting}
+        while len(found) < len(parts):
+            done, pending = concurrent.futures.wait(pending, return_when=FIRST_COMPLETED)
+            if meeting in done:
+                done.discard(meeting)
+                self._introduce(cell, meeting)
+            for future in done:
+                host = parts[future]
+                found[host] = self._result(cell, host, future)
+                self._spread(cell, host, found)
+        return found
+
+    def _introduce(self, cell: Cell, meeting: Future[str | None]) -> None:
+        address = None if meeting.exception() else meeting.result()
+        if address:
+            for host in dict.fromkeys(cell.hosts):
+                if host != cell.hosts[0]:
+                    self.agents[host].tell(cell.id, address)
+
+    def _result(self, cell: Cell, host: str, future: Future[tuple[Run, bool]]) -> tuple[Run, bool]:
+        attempt = self.attempts.get(cell.id, 1)
+        try:
+            return future.result()
+        except AgentError as error:
+            self.lost[host] = str(error)
+            reason = Reason(ReasonCode.HOST_LOST, str(error))
+        except Exception as error:  # a fault of ours on that host
+            reason = Reason(ReasonCode.INTERNAL, f"{type(error).__name__}: {error}")
+        return failed_run(cell, attempt, reason), False
+
+    def _spread(self, cell: Cell, host: str, found: Mapping[str, tuple[Run, bool]]) -> None:
+        """Tell the parts that still work when this one gave nothing that may be used."""
+        run, _ = found[host]
+        if run.status in MEASURED:
+            return
+        text = f"host {self.agents[host].host.name} gave no result: {run.reason}"
+        seconds = LOST_SECONDS if host in self.lost else FAILED_SECONDS
+        for other in dict.fromkeys(cell.hosts):
+            if other not in found:
+                self.agents[other].lose(cell.id, text, seconds)
+
+
+def merged(cell: Cell, parts: Mapping[str, Run], names: Mapping[str, str]) -> Run:
+    """
+    The run of a joint cell from what each host saw of it.
+
+    The worst part decides the status and gives the reason: the cause before its echoes on
+    other hosts. Readings are rank 0's.
+
+    Args:
+        parts: By host key; every host of the cell.
+        names: Of the hosts, by key.
+    """
+    first = parts[cell.hosts[0]]
+    worst = min(parts, key=lambda h: _rank(parts[h]))
+    status, reason = parts[worst].status, parts[worst].reason
+    if reason is not None and worst != cell.hosts[0] and names[worst] not in reason.text:
+        reason = replace(reason, text=f"host {names[worst]}: {reason.text}")
+    others = {h: r for h, r in parts.items() if h != cell.hosts[0]}
+    seen = {h: dict(r.conditions) for h, r in others.items() if r.conditions}
+    warnings = [*first.warnings]
+    warnings += [f"host {names[h]}: {w}" for h, r in others.items() for w in r.warnings]
+    return replace(
+        first,
+        status=status,
+        reason=reason,
+        members=tuple(sorted((m for r in parts.values() for m in r.members), key=_by_rank)),
+        conditions={**first.conditions, **({"hosts": seen} if seen else {})},
+        warnings=tuple(dict.fromkeys(warnings)),
+        log_tail=parts[worst].log_tail,
+    )
+
+
+def failed_run(cell: Cell, attempt: int, reason: Reason) -> Run:
+    """The run of a cell that no worker measured."""
+    return Run(
+        id=str(uuid.uuid4()),
+        cell=cell.id,
+        status=Status.FAILED,
+        reason=reason,
+        started_at=utc_now(),
+        duration_seconds=0.0,
+        attempt=attempt,
+    )
+
+
+def utc_now() -> str:
+    """The time as stored: UTC, ISO 8601, microseconds, ``Z``."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _rank(run: Run) -> tuple[int, bool]:
+    echo = run.reason is not None and run.reason.code in _ECHOES and _second_hand(run.reason)
+    return _WORST_FIRST.index(run.status), echo
+
+
+def _second_hand(reason: Reason) -> bool:
+    """Whether a lost rank is only told of; where it was lost the text names its number."""
+    return " was lost: " not in reason.text
+
+
+def _by_rank(member: Any) -> int:
+    return int(member.rank)
