@@ -152,7 +152,6 @@ def device_id_of(connection: Connection, places: Places, host_id: int, key: str)
     return known
 
 
-def _sku_id(connection: Connection, row: Mapping[str, Any]) -> int:
 def host_device_id(connection: Connection, places: Places, host: str) -> int:
     """The id of the device that stands for a whole host, of a rank that has no GPU."""
     host_id, key = host_id_of(connection, places, host), f"{HOST_KIND}:{host}"
@@ -167,6 +166,7 @@ def host_device_id(connection: Connection, places: Places, host: str) -> int:
     return known
 
 
+def _sku_id(connection: Connection, row: Mapping[str, Any]) -> int:
     """The id of an SKU; one known by name alone (an import's) learns what it is made of."""
     table = schema.sku
     sku_id = named_id(connection, table, row)
