@@ -26,12 +26,12 @@ PROBES = {
     "peer": "topobench.probes.peer:Peer",
     "all_reduce": "topobench.probes.all_reduce:AllReduce",
     "ring_p2p": "topobench.probes.ring_p2p:RingP2p",
+    "host_network": "topobench.probes.host_network:HostNetwork",
 }
 
 
 def names() -> tuple[str, ...]:
     """Every probe's name, ours first."""
-    "host_network": "topobench.probes.host_network:HostNetwork",
     return (*PROBES, *sorted(set(_foreign()) - set(PROBES)))
 
 
