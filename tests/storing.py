@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import pathlib
+import sqlite3
+import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from topobench.db import migrate
+from topobench.db.engine import make_engine, parse_url, use_wal, writing
 from topobench.db.store import Store
 from topobench.host import Host, HostFacts
 from topobench.reading import (
@@ -222,3 +228,34 @@ def count(store: Store, table: str) -> int:
     """Rows of a table."""
     rows: dict[str, int] = store.info()["rows"]
     return rows[table]
+
+
+def at_revision(path: pathlib.Path, revision: str) -> str:
+    """
+    Make a SQLite store as the topobench of an earlier schema left it, with one run in it.
+
+    Returns:
+        The UUID of its sweep.
+    """
+    planned = cell(devices=["GPU-0"])
+    with tempfile.TemporaryDirectory() as folder:
+        newest = pathlib.Path(folder) / "newest.db"
+        with Store.open(f"sqlite:///{newest}") as store:
+            sweep = begin(store, planned, hosts=[host(gpus=1)])
+            store.put_run(run(planned, reading(7.0, samples=[7.0] * 3)))
+            store.end_sweep(sweep, ended_at=at(60))
+        engine = make_engine(parse_url(f"sqlite:///{path}"))
+        use_wal(path)
+        with writing(engine) as connection:
+            migrate._run_alembic(connection, migrate.SCRIPTS, revision)
+        engine.dispose()
+        with contextlib.closing(sqlite3.connect(path)) as older:
+            older.execute("ATTACH ? AS newest", (str(newest),))
+            for (name,) in older.execute("SELECT name FROM main.sqlite_master WHERE type='table'"):
+                if name != "alembic_version":
+                    found = [f'"{r[1]}"' for r in older.execute(f"PRAGMA main.table_info({name})")]
+                    listed = ", ".join(found)
+                    older.execute(f"INSERT INTO main.{name} SELECT {listed} FROM newest.{name}")
+            older.execute("DELETE FROM main.store_info WHERE key LIKE 'upgraded_to_%'")
+            older.commit()
+    return sweep

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from storing import at, begin, cell, count, reading, run
+from storing import at, at_revision, begin, cell, count, host, reading, run
+from topobench.db import retention, schema
+from topobench.db.merge import import_store
+from topobench.db.prices import Price, add_price
 from topobench.db.queries import run_query
 from topobench.db.retention import DAY_SECONDS, Retention, vacuum
 from topobench.db.store import Store
+from topobench.errors import NotFound, UsageError
+from topobench.host import Host
 from topobench.reading import Status
 
 
@@ -20,10 +28,10 @@ def rolled(store: Store) -> list[tuple[Any, ...]]:
         return [(str(r.day), r.n, r.median, r.mad) for r in connection.execute(sa.text(query))]
 
 
-def night(store: Store, day: int, *values: float, params: Any = None) -> str:
+def night(store: Store, day: int, *values: float, hosts: Sequence[Host] = ()) -> str:
     """A sweep of one case with a process for each value."""
-    cells = [cell(process_no=n, params=params) for n in range(len(values))]
-    sweep = begin(store, *cells, day=day)
+    cells = [cell(process_no=n) for n in range(len(values))]
+    sweep = begin(store, *cells, hosts=hosts, day=day)
     for planned, value in zip(cells, values, strict=True):
         store.put_run(run(planned, reading(value, samples=[value] * 3), day=day))
     store.end_sweep(sweep, ended_at=at(60, day))
@@ -113,3 +121,166 @@ def test_vacuum_keeps_a_sweep_that_was_judged(store_url: str) -> None:
         vacuum(store, now="2029-11-28T12:00:00Z")
         assert [s["id"] for s in store.sweeps()] == [judged]
         assert (count(store, "verdict"), count(store, "run"), count(store, "cell")) == (1, 0, 0)
+
+
+def two_sites(tmp_path: Path) -> tuple[str, str]:
+    """Two stores of clusters that are both called lab: the same host keys, other sweeps."""
+    urls = (f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db")
+    for url, day, value in ((urls[0], 2, 1.0), (urls[1], 3, 5.0)):
+        with Store.open(url) as store:
+            gang = cell(devices=["GPU-1", "GPU-0"], ranks=2, binding="local", env={"A": "b"})
+            night(store, day, value, value + 1, hosts=[host(gpus=2), host("k2")])
+            sweep = begin(store, gang, hosts=[host(gpus=2)], day=day)
+            many = [reading(value * 10, samples=[1.0, 2.0], point={"rank": n}) for n in range(3)]
+            store.put_run(run(gang, *many, day=day, conditions={"x": 1}, log_tail="tail"))
+            store.end_sweep(sweep, ended_at=at(60, day))
+    return urls
+
+
+def test_another_store_comes_in_exactly_once(tmp_path: Path, store_url: str) -> None:
+    """Ids are each store's own: what comes in reads the same here as it did there."""
+    first, second = two_sites(tmp_path)
+    with Store.open(store_url) as store:
+        for url in (first, second):
+            merged = import_store(store, url)
+            assert (merged.sweeps, merged.stored, merged.conflicts) == (2, 3, 0)
+            assert merged.problems == []
+        before = {name: count(store, name) for name in schema.metadata.tables}
+        assert (before["sweep"], before["run"], before["reading"], before["sample"]) == (
+            4,
+            6,
+            10,
+            10,
+        )
+        assert (before["host"], before["series"], before["topology"]) == (2, 2, 2)
+        for url in (second, first):
+            again = import_store(store, url)
+            assert (again.sweeps, again.stored, again.already) == (0, 0, 3)
+        assert {name: count(store, name) for name in schema.metadata.tables} == before
+        for url in (first, second):
+            with Store.open(url, read_only=True) as other:
+                for sweep in other.sweeps():
+                    there = other.sweep_document(sweep["id"])
+                    here = store.sweep_document(sweep["id"])
+                    assert {**here, "store": ""} == {**there, "store": ""}
+        with store.engine.connect() as connection:
+            query = "SELECT median FROM v_latest WHERE n_ranks = 1"
+            assert connection.execute(sa.text(query)).scalars().all() == [5.5]
+        assert [r[0] for r in rolled(store)] == ["2026-11-02"] * 4 + ["2026-11-03"] * 4
+
+
+def test_a_run_of_a_store_that_came_in_is_the_same_run(tmp_path: Path) -> None:
+    """A spool of it that arrives late finds it stored, and its series goes on."""
+    planned = cell(devices=["GPU-0"])
+    done = run(planned, reading(1.0))
+    with Store.open(f"sqlite:///{tmp_path}/other.db") as other:
+        begin(other, planned, hosts=[host(gpus=1)])
+        other.put_run(done)
+    with Store.open(f"sqlite:///{tmp_path}/here.db") as store:
+        begin(store, cell(host="k9"), hosts=[host("k9", gpus=3)])  # so that ids differ
+        import_store(store, f"sqlite:///{tmp_path}/other.db")
+        assert str(store.put_run(done)) == "already stored"
+        later = cell(devices=["GPU-0"])
+        begin(store, later, hosts=[host(gpus=1)], day=3)
+        store.put_run(run(later, reading(2.0), day=3))
+        assert count(store, "series") == 2
+
+
+def test_a_site_may_get_another_name(tmp_path: Path) -> None:
+    first, second = two_sites(tmp_path)
+    with Store.open(first) as store:
+        import_store(store, second, as_cluster="south")
+        with store.engine.connect() as connection:
+            query = "SELECT cluster, count(*) FROM v_reading GROUP BY cluster ORDER BY cluster"
+            assert [tuple(r) for r in connection.execute(sa.text(query))] == [
+                ("lab", 5),
+                ("south", 5),
+            ]
+        merged = import_store(store, second)
+        assert merged.conflicts == 2
+        assert merged.problems[0].endswith("is already stored with another cluster")
+
+
+@pytest.mark.parametrize("table", ["run", "cell", "sweep"])
+def test_the_same_uuid_with_another_content_is_named(tmp_path: Path, table: str) -> None:
+    """Its sweep stays out as a whole; the other sweep comes in."""
+    url = f"sqlite:///{tmp_path}/a.db"
+    with Store.open(url) as store:
+        old, new = night(store, 2, 1.0, 2.0), night(store, 3, 3.0)
+    shutil.copy(tmp_path / "a.db", tmp_path / "b.db")
+    changed = {"run": "digest = 'x'", "cell": "arm = 'x'", "sweep": "seed = 99"}[table]
+    with Store.open(f"sqlite:///{tmp_path}/b.db") as other, other.engine.begin() as connection:
+        last = f"(SELECT max(id) FROM {table} WHERE id < (SELECT max(id) FROM {table}))"
+        connection.execute(sa.text(f"UPDATE {table} SET {changed} WHERE id = {last}"))
+        query = f"SELECT uuid FROM {table} WHERE id = {last}"
+        uuid = connection.execute(sa.text(query)).scalar_one()
+    with Store.open(url) as store:
+        with store.engine.begin() as connection:
+            vacuum_sweep(connection, new)
+        merged = import_store(store, f"sqlite:///{tmp_path}/b.db")
+        assert merged.conflicts == 1
+        assert f"{table} {uuid} is already stored with another" in merged.problems[0]
+        assert (merged.stored, count(store, "run")) == (1, 3)
+        assert store.sweep_document(old)["cells"][1]["readings"][0]["median"] == 2.0
+
+
+def vacuum_sweep(connection: sa.Connection, uuid: str) -> None:
+    """Remove one sweep, as if this store had never seen it."""
+    ids = connection.execute(sa.select(schema.sweep.c.id).where(schema.sweep.c.uuid == uuid))
+    retention._remove_sweeps(connection, list(ids.scalars()))
+
+
+def test_prices_and_verdicts_come_in_once(tmp_path: Path, store_url: str) -> None:
+    other_url = f"sqlite:///{tmp_path}/other.db"
+    sku = "2x H200"
+    with Store.open(other_url) as other:
+        night(other, 2, 1.0, hosts=[host(gpus=2)])
+        night(other, 3, 1.0, hosts=[host(gpus=2)])
+        add_price(other, Price(sku, "cloud_hour", 20.0, "EUR", valid_from="2026-01-01T00:00:00Z"))
+        with other.engine.begin() as connection:
+            connection.execute(sa.text(VERDICTS))
+            connection.execute(sa.text("UPDATE verdict SET superseded_by = 2 WHERE id = 1"))
+    with Store.open(store_url) as store:
+        assert import_store(store, other_url).judged == 3
+        again = import_store(store, other_url)
+        assert (again.judged, again.problems) == (0, [])
+        with store.engine.begin() as connection:
+            found = connection.execute(
+                sa.text(
+                    "SELECT a.id, b.id, a.sweep_id FROM verdict a JOIN verdict b "
+                    "ON b.id = a.superseded_by"
+                )
+            ).all()
+            assert [r[2] for r in found] == [1]
+            connection.execute(sa.text("UPDATE price SET amount = 21, hour_amount = 21"))
+        (problem,) = import_store(store, other_url).problems
+        assert problem.startswith("cloud_hour price 20 EUR of '2x H200")
+        assert problem.endswith("was left out: 21 from 2026-01-01T00:00:00.000000Z is stored here")
+
+
+VERDICTS = (
+    "INSERT INTO verdict (host_id, sweep_id, as_of, check_name, level, reason, policy_version, "
+    "inputs_digest) SELECT h.id, s.id, s.started_at, 'peers', 'ok', '', '1', 'x' "
+    "FROM host h, sweep s ORDER BY s.id"
+)
+
+
+def test_an_older_store_is_upgraded_in_a_copy(tmp_path: Path) -> None:
+    """The file that was given stays as it is, byte for byte."""
+    path = tmp_path / "old.db"
+    older = at_revision(path, "0003")
+    before = path.read_bytes()
+    with Store.open(f"sqlite:///{tmp_path}/new.db") as store:
+        merged = import_store(store, f"sqlite:///{path}")
+        assert (merged.sweeps, merged.stored) == (1, 1)
+        assert store.sweep_document(older)["cells"][0]["readings"][0]["median"] == 7.0
+    assert path.read_bytes() == before
+
+
+def test_a_store_is_not_brought_into_itself(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    with Store.open(f"sqlite:///{tmp_path}/a.db") as store:
+        with pytest.raises(UsageError, match="is the store itself"):
+            import_store(store, f"sqlite:///{tmp_path}/link/a.db")
+        with pytest.raises(NotFound, match="no such file"):
+            import_store(store, f"sqlite:///{tmp_path}/none.db")

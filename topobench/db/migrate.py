@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 
 from topobench import __version__
-from topobench.db import views
+from topobench.db import rollups, views
 from topobench.db.columns import now_text
 from topobench.db.engine import foreign_errors, mask_url, reading, use_wal, writing
 from topobench.db.schema import REVISION, store_info
@@ -73,6 +73,11 @@ def check(engine: Engine) -> None:
         f"{mask_url(engine.url)}: schema {found}, this topobench {__version__} reads {REVISION}; "
         "run `topobench db upgrade`"
     )
+
+
+def older() -> list[str]:
+    """The revisions that can be brought up to date."""
+    return [r for r in _revisions(SCRIPTS) if r != REVISION]
 
 
 def current(engine: Engine) -> str | None:
@@ -134,13 +139,16 @@ def _back_up(path: Path, revision: str) -> Path:
 def _upgrade(connection: Connection, scripts: Path, target: str) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK})
+    found = None
     if sa.inspect(connection).has_table("alembic_version"):
         found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
         if found == target:  # another process was first
             return
     views.drop(connection)
-    _run_alembic(connection, scripts)
+    _run_alembic(connection, scripts, target)
     views.create(connection)
+    if found is not None:
+        rollups.rebuild(connection)
     connection.execute(store_info.delete().where(store_info.c.key == "tool_version"))
     connection.execute(
         store_info.insert(),
@@ -151,7 +159,7 @@ def _upgrade(connection: Connection, scripts: Path, target: str) -> None:
     )
 
 
-def _run_alembic(connection: Connection, scripts: Path) -> None:
+def _run_alembic(connection: Connection, scripts: Path, target: str) -> None:
     # Alembic is slow to import, and needed only here.
     from alembic import command
     from alembic.config import Config
@@ -159,4 +167,4 @@ def _run_alembic(connection: Connection, scripts: Path) -> None:
     config = Config()
     config.set_main_option("script_location", str(scripts).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, target)

@@ -98,6 +98,11 @@ class Store:
         return self._url
 
     @property
+    def path(self) -> Path | None:
+        """The SQLite file; None for PostgreSQL."""
+        return self._path
+
+    @property
     def engine(self) -> Engine:
         """For topobench.db only."""
         return self._engine
