@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from topobench.errors import ProbeError
-from topobench.probes import all_reduce
+from topobench.probes import all_reduce, collectives, patterns
 from topobench.probes.protocol import WorkerContext, check_metrics
 from topobench.reading import Binding, Reading, to_json
 
@@ -156,7 +156,7 @@ def _rank(
         _break(fault)
     outcomes: list[Any] = []
     for case in cases:
-        made = probe(**{**({"ranks": ranks} if probe is all_reduce.AllReduce else {}), **case})
+        made = probe(**{"ranks": ranks, **case})
         try:
             outcomes.append(to_json(measure(made, context)))
         except ProbeError as error:
@@ -172,8 +172,8 @@ def _break(fault: str) -> None:
     garbage, absent: its data is off by one, or zero. later: off by one once timing began.
     dies: the process ends in the midst of timing.
     """
-    spread = all_reduce._spread
-    refill = all_reduce.Buffers.refill
+    spread = patterns.spread
+    refills = {kind: kind.refill for kind in (all_reduce.Buffers, collectives.Exchange)}
     armed = fault != "later"
 
     def wrong_spread(pattern: Any, buffer: Any) -> None:
@@ -181,13 +181,14 @@ def _break(fault: str) -> None:
         if armed:
             buffer.mul_(0) if fault == "absent" else buffer.add_(1)
 
-    def wrong_refill(self: all_reduce.Buffers, count: int) -> None:
+    def wrong_refill(self: Any, count: int) -> None:
         nonlocal armed
         armed = True
         if fault == "dies":
             os._exit(9)
-        refill(self, count)
+        next(refill for kind, refill in refills.items() if isinstance(self, kind))(self, count)
 
-    all_reduce.Buffers.refill = wrong_refill  # type: ignore[method-assign]
+    for kind in refills:
+        kind.refill = wrong_refill  # type: ignore[method-assign]
     if fault != "dies":
-        all_reduce._spread = wrong_spread
+        patterns.spread = wrong_spread

@@ -9,7 +9,7 @@ import torch
 
 from probing import Listener, measure, run_gang
 from topobench.errors import ProbeError, ProbeUnavailable
-from topobench.probes import all_reduce, collective
+from topobench.probes import collective, patterns
 from topobench.probes.all_reduce import AllReduce
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -126,22 +126,22 @@ def test_more_memory_than_there_is_is_refused_on_every_rank() -> None:
 
 @pytest.mark.parametrize(("ranks", "factor"), [(2, 1.0), (4, 1.5), (8, 1.75), (1024, 1.998046875)])
 def test_bus_factor_is_that_of_a_ring(ranks: int, factor: float) -> None:
-    assert all_reduce.bus_factor(ranks) == factor
+    assert AllReduce().bus_factor(ranks) == factor
 
 
-@pytest.mark.parametrize("dtype", sorted(all_reduce.EXACT_UP_TO))
+@pytest.mark.parametrize("dtype", sorted(patterns.EXACT_UP_TO))
 @pytest.mark.parametrize("ranks", [2, 8, 128])
 def test_expected_sums_are_exact_and_miss_no_rank(dtype: str, ranks: int) -> None:
     """Summed in the dtype itself, in any order; without one rank every element differs."""
-    if all_reduce.largest_value(dtype, ranks) < 2:
+    if patterns.largest_value(dtype, ranks) < 2:
         pytest.skip(f"{dtype} has no exact sum over {ranks} ranks; the probe refuses it")
-    tiles = [all_reduce.tile(r, ranks, dtype, 0) for r in range(ranks)]
+    tiles = [patterns.tile(r, dtype, ranks) for r in range(ranks)]
     exact = sum(t.to(torch.int64) for t in tiles)
     assert torch.equal(sum(tiles[1:], tiles[0]).to(torch.int64), exact)
     assert torch.equal(sum(reversed(tiles[:-1]), tiles[-1]).to(torch.int64), exact)
     assert all(int(t.min()) >= 1 for t in tiles)
     assert not torch.equal(tiles[0], tiles[1])
-    assert not torch.equal(tiles[0], all_reduce.tile(0, ranks, dtype, 1))
+    assert not torch.equal(tiles[0], patterns.tile(ranks, dtype, ranks))
 
 
 def test_a_sum_that_could_not_be_checked_is_refused() -> None:
@@ -149,16 +149,16 @@ def test_a_sum_that_could_not_be_checked_is_refused() -> None:
         measure(AllReduce(bytes=8, dtype="bfloat16", ranks=200), Listener().context(ranks=200))
 
 
-@pytest.mark.parametrize("length", [3, all_reduce.TILE, 3 * all_reduce.TILE + 17])
+@pytest.mark.parametrize("length", [3, patterns.TILE, 3 * patterns.TILE + 17])
 def test_patterns_fill_buffers_and_differences_are_counted(length: int) -> None:
-    pattern = all_reduce.tile(0, 2, "float32", 0)
+    pattern = patterns.tile(0, "float32", 2)
     buffer = torch.full((length,), -1.0)
-    all_reduce._spread(pattern, buffer)
+    patterns.spread(pattern, buffer)
     assert torch.equal(buffer, pattern.repeat(4)[:length])
-    assert all_reduce._differing(pattern, buffer) == 0
+    assert patterns.differing(pattern, buffer) == 0
     buffer[0] += 1
     buffer[-1] -= 1
-    assert all_reduce._differing(pattern, buffer) == 2
+    assert patterns.differing(pattern, buffer) == 2
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,11 @@ PROBES = {
     "kernel_launch": "topobench.probes.kernel_launch:KernelLaunch",
     "peer": "topobench.probes.peer:Peer",
     "all_reduce": "topobench.probes.all_reduce:AllReduce",
+    "all_gather": "topobench.probes.collectives:AllGather",
+    "reduce_scatter": "topobench.probes.collectives:ReduceScatter",
+    "all_to_all": "topobench.probes.collectives:AllToAll",
+    "broadcast": "topobench.probes.collectives:Broadcast",
+    "send_recv": "topobench.probes.collectives:SendRecv",
     "ring_p2p": "topobench.probes.ring_p2p:RingP2p",
     "host_network": "topobench.probes.host_network:HostNetwork",
 }

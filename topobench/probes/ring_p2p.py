@@ -16,6 +16,7 @@ from topobench import rings
 from topobench.errors import ProbeUnavailable
 from topobench.probes import collective
 from topobench.probes.all_reduce import AllReduce, Buffers
+from topobench.probes.gang_probe import GangProbe
 from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
 from topobench.reading import Reading, ReasonCode
 
@@ -47,7 +48,7 @@ class RingP2p(AllReduce):
         """
         order = self.ring(context.ranks)
         context.note("ring", rings.name_of(order))
-        yield from AllReduce.measure(self, context)
+        yield from GangProbe.measure(self, context)
 
     def ring(self, ranks: int) -> rings.Order:
         """
