@@ -39,10 +39,20 @@ BODIES = {
     ("db", "import"): ("db_import", ["spool"]),
     ("demo",): ("demo", []),
     ("compare",): ("comparing.compare", ["latest", "1a2b"]),
+    ("accept",): ("accepting.accept", ["--criteria", "c.yaml"]),
+    ("check",): ("judging.check", []),
+    ("ack",): ("judging.ack", ["h07", "--ticket", "T-1", "--until", "2099-01-01"]),
 }
 """Each command -> the function that does its work, and the arguments it needs."""
-CRASH_CODES: dict[tuple[str, ...], int] = {("probe",): 70, ("compare",): 70}
+CRASH_CODES: dict[tuple[str, ...], int] = {
+    ("probe",): 70,
+    ("compare",): 70,
+    ("check",): 3,
+    ("accept",): 3,
+}
 """Exit code of a fault of ours where it is not 1."""
+JUDGES = {("check",), ("accept",)}
+"""Where 0, 1 and 2 are verdicts, and everything else is 3."""
 IDS = [" ".join(words) for words in BODIES]
 
 
@@ -85,7 +95,7 @@ def test_no_command_is_left_out_of_these_tests() -> None:
 def test_a_bad_flag_is_a_usage_error(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([*words, "--no-such-flag"]) == 2
+    assert cli.main([*words, "--no-such-flag"]) == (3 if words in JUDGES else 2)
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("topobench: ")
@@ -97,9 +107,10 @@ def test_a_bad_flag_is_a_usage_error(
 def test_a_bad_flag_gives_one_json_document_where_json_is_asked(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([*words, "--no-such-flag", "--format", "json"]) == 2
+    code = 3 if words in JUDGES else 2
+    assert cli.main([*words, "--no-such-flag", "--format", "json"]) == code
     document = checked(capsys.readouterr().out, "error")
-    assert document["exit_code"] == 2
+    assert document["exit_code"] == code
     assert document["error"]["type"] == "UsageError"
     assert "--no-such-flag" in document["error"]["message"]
 
@@ -127,7 +138,8 @@ def test_a_refusal_and_an_interrupt_keep_their_codes(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body, arguments = BODIES[words]
-    for error, code in ((RefusedError("held by nightly"), 4), (KeyboardInterrupt(), 130)):
+    refused = 3 if words in JUDGES else 4
+    for error, code in ((RefusedError("held by nightly"), refused), (KeyboardInterrupt(), 130)):
 
         def fail(*_: object, error: BaseException = error, **__: object) -> None:
             raise error

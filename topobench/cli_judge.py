@@ -1,4 +1,4 @@
-"""The commands that judge: compare, accept."""
+"""The commands that judge: compare, accept, check, ack."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from topobench.cli_output import Format, FormatOption, StoreOption, emit, store_url
+from topobench.errors import UsageError
 
 _SELECTOR = (
     "sweep:ID, host:NAME, cluster:NAME, sku:NAME, driver:580.95, date:FIRST..LAST; commas combine "
@@ -73,6 +74,80 @@ def compare(
     return emit("compare", comparing.compare(store_url(store), a, b, wanted), output.value)
 
 
+def check(
+    *,
+    sweep: Annotated[
+        str, typer.Argument(metavar="[SWEEP]", help="Id, its beginning, or latest.")
+    ] = "latest",
+    as_of: AsOfOption = None,
+    policy: PolicyOption = None,
+    print_policy: Annotated[
+        bool, typer.Option("--print-policy", help="Show the rules and stop.")
+    ] = False,
+    store: StoreOption = None,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Judge the hosts of a sweep: links, ceilings, peers, own history; store the verdicts.
+
+    \b
+    Examples:
+      topobench check
+      topobench check 1a2b3c4d --as-of 2026-11-30 --format json
+      topobench check --print-policy
+    Exit: 0 ok, 1 degraded, 2 fail, 3 anything else, so that 2 always means a verdict.
+    """
+    from topobench import judging
+
+    if print_policy:
+        return emit("check", judging.print_policy(policy), output.value)
+    found = judging.check(store_url(store), sweep, as_of=as_of, policy=policy)
+    return emit("check", found, output.value)
+
+
+def ack(
+    *,
+    host: Annotated[
+        str | None,
+        typer.Argument(metavar="[HOST]", help="Key, name or address; without it: all of them."),
+    ] = None,
+    ticket: Annotated[
+        str | None, typer.Option("--ticket", metavar="T", help="Who deals with it.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="DATE", help="When it ends, e.g. 2026-12-24.")
+    ] = None,
+    text: Annotated[str, typer.Option("--text", help="What there is to say.")] = "",
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="NAME", help="Of several hosts so called.")
+    ] = None,
+    store: StoreOption = None,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Acknowledge a host until a date: check shows it, but its level decides no exit code.
+
+    \b
+    Examples:
+      topobench ack h07 --ticket OPS-412 --until 2026-12-24 --text "riser ordered"
+      topobench ack
+    """
+    from topobench import judging
+
+    if host is None:
+        if ticket or until or text or cluster:
+            raise UsageError("HOST is missing; without it ack lists what is acknowledged")
+        return emit("ack", judging.acks(store_url(store)), output.value)
+    if ticket is None or until is None:
+        raise UsageError("ack needs --ticket and --until, so that it is dealt with and ends")
+    found = judging.ack(
+        store_url(store), host, ticket=ticket, until=until, text=text, cluster=cluster
+    )
+    return emit("ack", found, output.value)
+
+
 def add_to(app: typer.Typer) -> None:
     """Declare these commands."""
     app.command()(compare)
+    app.command()(check)
+    app.command()(ack)

@@ -22,6 +22,22 @@ GROUPS = {
     CONFIG: "how it is set up",
     HEALTH: "how it runs",
 }
+HEALTH_CODES = frozenset(
+    {
+        "gpu_state",
+        "fabric",
+        "nvlink_lost",
+        "nvlink_back",
+        "nic_state",
+        "nic_rate",
+        "link_narrower",
+        "link_wider",
+        "link_slower",
+        "link_faster",
+        "p2p",
+    }
+)
+"""Codes of the differences in health: faults and repairs, not another machine."""
 _IDLE_GTS = 2.5
 """An idle GPU lets its link fall to this, so it is no change."""
 _SAME_MEMORY = 1 / 16

@@ -10,13 +10,12 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from topobench.policy import Policy
 from topobench.verdict_devices import device_checks
 from topobench.verdict_gates import Flags, Nights, arrange
 from topobench.verdict_history import Past, own_past
 from topobench.verdict_invariants import (
-    Finding,
     ceiling_check,
     findings,
     invariants_check,
@@ -44,6 +43,9 @@ from topobench.verdict_words import (
     Subject,
     worst,
 )
+
+if TYPE_CHECKING:
+    from topobench.policy import Policy
 
 __all__ = ["OVERALL", "judge"]
 
@@ -81,7 +83,7 @@ class _Draft:
 def judge(evidence: Evidence, policy: Policy) -> Judgement:
     """Judge every host of the evidence."""
     case = _prepared(evidence, policy)
-    drafts = [_draft(case, number, host) for number, host in enumerate(evidence.hosts)]
+    drafts = [_draft(case, n, host) for n, host in enumerate(evidence.hosts) if host.is_subject]
     incidents = _incidents(drafts, policy)
     part_of = {key: incident for incident in incidents for key in incident.hosts}
     subjects: list[Subject] = []
@@ -120,17 +122,15 @@ def _draft(case: _Case, number: int, host: HostEvidence) -> _Draft:
         return _Draft(host, (Check(VALIDITY, Level.UNKNOWN, text),), Level.UNKNOWN, {})
     found = findings(host, case.of_class(host))
     ceiling, slow_path = ceiling_check(evidence, nights, rows, policy)
-    if ceiling.level is Level.FAIL and len(slow_path) == 1:
-        found_on = [Finding(Level.FAIL, ceiling.reason, slow_path[0])]
-    else:
-        found_on = []
     devices = device_checks(evidence, nights, case.inside, case.past.flags, rows, policy)
-    for finding in (*found, *found_on):
-        if finding.device is not None:
-            own = Check(INVARIANTS, finding.level, finding.text, finding.value, finding.reference)
-            devices[finding.device] = (own, *devices.get(finding.device, ()))
+    if len(slow_path) == 1:
+        devices[slow_path[0]] = (ceiling, *devices.get(slow_path[0], ()))
+    for finding in (f for f in found if f.device is not None):
+        own = Check(INVARIANTS, finding.level, finding.text, finding.value, finding.reference)
+        devices[str(finding.device)] = (own, *devices.get(str(finding.device), ()))
+    names = {g.key: g.name for g in host.topology.gpus} if host.topology else {}
     statistical = (
-        devices_check(evidence, case.inside, rows, policy, devices),
+        devices_check(evidence, case.inside, rows, policy, devices, names),
         peers_check(evidence, case.peers, rows, policy, len(case.of_class(host)) - 1),
         history_check(evidence, case.past, rows, policy),
     )

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from topobench.policy import Policy
 from topobench.units import format_percent
 from topobench.verdict_gates import Flags, Nights, in_unit
 from topobench.verdict_statistics import check_of
 from topobench.verdict_words import DEVICES, HISTORY, Check, Evidence, Level
+
+if TYPE_CHECKING:
+    from topobench.policy import Policy
 
 AGAINST = "the like devices of its host"
 
@@ -47,8 +50,8 @@ def _owners(
     """
     Device or pair -> the judged tracks that speak of it.
 
-    Tracks of single devices speak of the device. Pairs speak of both devices; of the pair
-    alone where neither device has most of its pairs flagged.
+    Tracks of single devices speak of the device. Pairs speak of a device that is slow by
+    itself or in most of its pairs, else of the link between the two.
     """
     judged = [r for r in rows if nights.judged[r] and inside.nights[r]]
     owned: dict[str, list[int]] = defaultdict(list)
@@ -60,9 +63,10 @@ def _owners(
         else:
             for device in devices:
                 pairs[device].append(row)
-    guilty = {d for d, own in pairs.items() if _mostly(evidence, _low(inside, own), own)}
+    guilty = {d for d, own in owned.items() if _low(inside, own)}
+    guilty |= {d for d, own in pairs.items() if _mostly(evidence, _low(inside, own), own)}
     for device in guilty:
-        owned[device] += pairs[device]
+        owned[device] += pairs.get(device, [])
     for row in judged:
         devices = evidence.tracks[row].devices
         if len(devices) == 2 and not guilty.intersection(devices):

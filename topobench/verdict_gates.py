@@ -11,13 +11,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from topobench.policy import Policy
 from topobench.verdict_words import Evidence, Track
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from topobench.policy import Policy
     from topobench.verdict_words import Indices, Matrix
 
     Mask = NDArray[np.bool_]

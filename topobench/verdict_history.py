@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from topobench.policy import Policy
 from topobench.verdict_gates import MAD_TO_SIGMA, Flags, Nights, flag, median, spread_of
 from topobench.verdict_words import Changepoint, Evidence
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from topobench.policy import Policy
 
     Vector = NDArray[np.float64]
 

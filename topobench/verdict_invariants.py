@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from topobench.policy import Policy
+from topobench.links import Shortfall, shortfalls
 from topobench.topology import PciDevice, PciLink, Topology
 from topobench.units import format_rate
 from topobench.verdict_gates import Nights
@@ -23,6 +24,9 @@ from topobench.verdict_words import (
     Level,
     worst,
 )
+
+if TYPE_CHECKING:
+    from topobench.policy import Policy
 
 FAULTS: Mapping[str, Level] = {
     "ecc_error": Level.FAIL,
@@ -162,29 +166,40 @@ def _gpus(host: HostEvidence, topology: Topology) -> Iterator[Finding]:
 
 def _links(topology: Topology, alike: Sequence[HostEvidence]) -> Iterator[Finding]:
     """
-    Trained widths of the slots of GPUs and RDMA ports, and of the switches above them.
+    The slots of GPUs and RDMA ports, and of the switches above them, below what both ends can do.
 
-    The width does not change with load; the speed does, so runs tell it (``pcie_downtrained``).
+    A GPU at rest slows its link down, so its speed under load is told by runs
+    (``pcie_downtrained``); a width never falls with rest.
     """
     by_address = {d.address: d for d in topology.pci}
+    short = shortfalls(topology.pci, topology.gpus)
     told: set[str] = set()
     for name, key, address in _endpoints(topology):
         for device in _upwards(by_address, address):
-            if device.address in told or (link := device.link) is None:
+            found, link = short.get(device.address), device.link
+            if device.address in told or found is None or link is None or not found.is_fault:
                 continue
             told.add(device.address)
-            port = by_address.get(device.parent or "")
-            able = _able(link, port)
-            if link.width is None or able is None or link.width >= able:
-                continue
             where = name if device.address == address else f"the switch above {name}"
-            text = f"the PCIe link of {where} is trained to x{link.width} of x{able}"
-            usual = port is None and _all_so(device, link, alike)
+            usual = not found.slot_known and _all_so(device, link, alike)
+            text = f"the PCIe link of {where} {_shortage(found, link)}"
             if usual:
-                text += "; so is every like device of its class, and the slot is not visible"
-            level = Level.WATCH if usual else Level.FAIL
+                text += "; so does every like device of its class, and the slot is not visible"
             own = key if device.address == address else None
-            yield Finding(level, text, own, float(link.width), float(able))
+            wide = found.widest is not None
+            yield Finding(
+                Level.WATCH if usual else Level.FAIL,
+                text,
+                own,
+                value=None if not wide or link.width is None else float(link.width),
+                reference=float(found.widest) if found.widest is not None else None,
+            )
+
+
+def _shortage(found: Shortfall, link: PciLink) -> str:
+    if found.widest is not None:
+        return f"runs at x{link.width} of x{found.widest}"
+    return f"runs at {link.speed_gts:g} of {found.fastest:g} GT/s"
 
 
 def _endpoints(topology: Topology) -> Iterator[tuple[str, str | None, str]]:
@@ -209,20 +224,17 @@ def _upwards(by_address: Mapping[str, PciDevice], address: str) -> Iterator[PciD
             yield device
 
 
-def _able(link: PciLink, port: PciDevice | None) -> int | None:
-    """Lanes that the device and its port can do together."""
-    port_lanes = port.link.max_width if port is not None and port.link is not None else None
-    return min((w for w in (link.max_width, port_lanes) if w is not None), default=None)
-
-
 def _all_so(device: PciDevice, link: PciLink, alike: Sequence[HostEvidence]) -> bool:
-    """Whether every like device of the class, and more than one, is as narrow."""
+    """Whether every like device of the class, and more than one, is as narrow and slow."""
     kind = (device.vendor, device.device)
-    widths = [
-        d.link.width
+    links = [
+        d.link
         for host in alike
         if host.topology is not None
         for d in host.topology.pci
-        if (d.vendor, d.device) == kind and d.link is not None and d.link.width is not None
+        if (d.vendor, d.device) == kind and d.link is not None
     ]
-    return len(widths) > 1 and max(widths) <= (link.width or 0)
+    own = link.width or 0, link.speed_gts or 0.0
+    return len(links) > 1 and all(
+        (k.width or 0) <= own[0] and (k.speed_gts or 0.0) <= own[1] for k in links
+    )

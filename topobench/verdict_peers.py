@@ -12,11 +12,11 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
-from topobench.policy import Policy
 from topobench.verdict_gates import Flags, Nights, flag, median, spread_of
 from topobench.verdict_words import Evidence
 
 if TYPE_CHECKING:
+    from topobench.policy import Policy
     from topobench.verdict_words import Indices, Matrix
 
 

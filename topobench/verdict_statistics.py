@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topobench.policy import Policy
 from topobench.units import format_percent
 from topobench.verdict_gates import Flags, in_unit
 from topobench.verdict_history import Past
 from topobench.verdict_words import DEVICES, HISTORY, PEERS, Check, Evidence, Level, worst
+
+if TYPE_CHECKING:
+    from topobench.policy import Policy
 
 
 def level_of(
@@ -131,8 +134,15 @@ def devices_check(
     rows: Sequence[int],
     policy: Policy,
     devices: Mapping[str, tuple[Check, ...]],
+    names: Mapping[str, str],
 ) -> Check:
-    """Of a host: whether one of its devices or pairs differs from the others."""
+    """
+    Of a host: whether one of its devices or pairs differs from the others.
+
+    Args:
+        devices: Checks by device key, or by two joined by a comma.
+        names: Device key -> what people call it (``gpu:3``).
+    """
     named = [
         (c, device)
         for device, checks in devices.items()
@@ -142,7 +152,7 @@ def devices_check(
     if named:
         gravest = worst([c.level for c, _ in named])
         check = next(c for c, _ in named if c.level is gravest)
-        keys = ", ".join(d for _, d in named)
+        keys = ", ".join("-".join(names.get(k, k) for k in d.split(",")) for _, d in named)
         return replace(check, reason=f"{keys}: {check.reason}")
     return _quiet(
         DEVICES,
@@ -205,7 +215,7 @@ def _quiet(name: str, flags: Flags, rows: Sequence[int], nights: int, abstains: 
     return Check(
         name,
         Level.OK,
-        f"{len(known)} cases, none beyond the gates; {format_percent(mde)} would be seen",
+        f"{len(known)} figures, none beyond the gates",
         effect=_finite(np.nanmin(flags.effect[known])),
         mde=mde,
     )

@@ -113,6 +113,7 @@ class HostEvidence:
         expected_gpus: By the configuration, else the most seen in the nights before.
         planned: Cells that were to run; ``usable`` of them gave numbers.
         unusable: Why the others did not: reason code -> number.
+        is_subject: It took part in the sweep judged; else it is a peer only.
     """
 
     key: str
@@ -125,6 +126,7 @@ class HostEvidence:
     planned: int = 0
     usable: int = 0
     unusable: Mapping[str, int] = field(default_factory=dict)
+    is_subject: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from topobench.db import schema
+from topobench.db import ledger, schema
 from topobench.db.columns import digest, now_text
 from topobench.db.keys import Keys, insert_id, insert_new
 from topobench.db.links import link_rows
@@ -108,6 +108,7 @@ def put_host(
         "description": describe(host.topology),
         "warnings": list(host.warnings),
     }
+    ledger.record(connection, sweep_id, host_id, host)
     table = schema.sweep_host
     connection.execute(
         table.delete().where(table.c.sweep_id == sweep_id, table.c.host_id == host_id)
