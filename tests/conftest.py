@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import made_fleet
 from needs import BY_MARK
 from postgres import Server, start
+from querying import Fleet
+from topobench.db.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -52,3 +55,27 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/topobench.db"
     url: str = request.getfixturevalue("postgres_url")
     return url
+
+
+def _made(url: str) -> Iterator[Fleet]:
+    with Store.open(url) as store:
+        yield Fleet(store, url, made_fleet.fill(store))
+
+
+@pytest.fixture(scope="session")
+def sqlite_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """The made fleet in a SQLite file; tests only read it."""
+    yield from _made(f"sqlite:///{tmp_path_factory.mktemp('fleet')}/topobench.db")
+
+
+@pytest.fixture(scope="session")
+def postgres_fleet(postgres_server: Server) -> Iterator[Fleet]:
+    """The made fleet in PostgreSQL; tests only read it."""
+    yield from _made(postgres_server.new_database("fleet"))
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def fleet(request: pytest.FixtureRequest) -> Fleet:
+    """The made fleet on each engine."""
+    found: Fleet = request.getfixturevalue(f"{request.param}_fleet")
+    return found

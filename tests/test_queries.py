@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-import sqlite3
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from storing import BANDWIDTH, begin, cell, host, reading, run
-from topobench.db import queries, schema, views
-from topobench.db.queries import Query, bind, list_queries, load, parse, run_query
-from topobench.db.readonly import plain
+from topobench.db import queries
+from topobench.db.queries import bind, list_queries, load, parse, run_query
 from topobench.db.store import Store
 from topobench.errors import UsageError
 from topobench.reading import Binding, Reason, ReasonCode, Scalar, Status
@@ -347,68 +343,3 @@ def test_a_header_without_a_question_is_refused() -> None:
         parse("bad", "-- title: t\nSELECT 1")
     with pytest.raises(ValueError, match="kinds are"):
         parse("bad", "-- title: t\n-- answers: a?\n-- param x float = 1: help\nSELECT 1")
-
-
-def test_plain_sqlite3_gives_the_same_answers(tmp_path: Path) -> None:
-    """The text of a query is ready for any client; only parameters must be given."""
-    path = tmp_path / "x.db"
-    with Store.open(f"sqlite:///{path}") as store:
-        fill(store)
-        expected = {q.name: _ours(store, q) for q in list_queries()}
-        values = {q.name: bind(store, q, _given(q)) for q in list_queries()}
-    with sqlite3.connect(path) as connection:
-        for query in list_queries():
-            cursor = connection.execute(query.sql, values[query.name])
-            assert [d[0] for d in cursor.description] == list(expected[query.name][0])
-            assert cursor.fetchall() == list(expected[query.name][1])
-    connection.close()
-
-
-def test_duckdb_gives_the_same_answers(tmp_path: Path) -> None:
-    """Over the same rows; its SQLite reader would have to be fetched from the network."""
-    duckdb = pytest.importorskip("duckdb", reason="pip install duckdb runs this test")
-    with Store.open(f"sqlite:///{tmp_path}/x.db") as store, duckdb.connect() as connection:
-        fill(store)
-        _copy_tables(store, connection)
-        for statement in views.VIEWS.values():
-            connection.execute(statement)
-        for query in list_queries():
-            columns, rows = _ours(store, query)
-            values = bind(store, query, _given(query))
-            found = connection.execute(_with_literals(query, values))
-            assert [d[0] for d in found.description] == list(columns), query.name
-            assert _comparable(found.fetchall()) == _comparable(rows), query.name
-
-
-def _given(query: Query) -> dict[str, str]:
-    return {k: v for k, v in ALL.items() if k in [p.name for p in query.parameters]}
-
-
-def _ours(store: Store, query: Query) -> tuple[tuple[str, ...], Sequence[tuple[Any, ...]]]:
-    found = run_query(store, query.name, _given(query))
-    return found.columns, found.rows
-
-
-def _copy_tables(store: Store, connection: Any) -> None:
-    """The tables as SQLite has them, in DuckDB: times are text, keys are whole numbers."""
-    kinds = {"INTEGER": "BIGINT", "SMALLINT": "BIGINT", "TEXT": "VARCHAR", "DOUBLE": "DOUBLE"}
-    with store.engine.connect() as source:
-        for table in schema.metadata.sorted_tables:
-            found = source.execute(sa.text(f"PRAGMA table_info({table.name})")).all()
-            columns = ", ".join(f'"{r.name}" {kinds.get(r.type, "BLOB")}' for r in found)
-            connection.execute(f'CREATE TABLE "{table.name}" ({columns})')
-            rows = source.execute(sa.text(f'SELECT * FROM "{table.name}"')).all()
-            if rows:
-                marks = ", ".join("?" * len(found))
-                connection.executemany(
-                    f'INSERT INTO "{table.name}" VALUES ({marks})', [list(r) for r in rows]
-                )
-
-
-def _with_literals(query: Query, values: dict[str, Any]) -> str:
-    shown = {k: f"'{v}'" if isinstance(v, str) else repr(v) for k, v in values.items()}
-    return re.sub(r":(\w+)", lambda m: shown[m[1]], queries._without_comments(query.sql))
-
-
-def _comparable(rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    return [tuple(round(v, 12) if isinstance(v := plain(x), float) else v for x in r) for r in rows]

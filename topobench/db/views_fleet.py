@@ -111,6 +111,7 @@ WITH per_host AS (
 ), centred AS (
     SELECT
         placed.*,
+        sum(n) OVER (PARTITION BY fleet) AS fleet_n,
         avg(CASE WHEN 2 * by_value BETWEEN n_fleet AND n_fleet + 2 THEN median END)
             OVER (PARTITION BY fleet) AS fleet_median,
         max(CASE WHEN 2 * by_value <= n_fleet
@@ -131,7 +132,7 @@ SELECT
     cluster, host, host_key, sku, topology_class, topology_class_id, n_devices,
     probe, probe_version, case_id, params, bytes, seq_len, batch, dtype, model, op, tp,
     direction, memory, backend, n_ranks, n_hosts, arm, path_class, metric, unit, better, point,
-    n_series, n, median, fleet, n_fleet AS n_fleet_hosts, place, fleet_median,
+    n_series, n, median, fleet, n_fleet AS n_fleet_hosts, place, fleet_n, fleet_median,
     fleet_ci_lo, fleet_ci_hi, CASE WHEN n_fleet >= 6 THEN 'between' END AS ci_level,
     speed_ratio,
     lead(speed_ratio) OVER (PARTITION BY fleet ORDER BY place) AS without_ratio,

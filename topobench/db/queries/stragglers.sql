@@ -12,7 +12,7 @@
 SELECT
     cluster, sku, topology_class, probe, params, arm, n_devices, path_class, metric, unit, point,
     n_fleet_hosts AS n_hosts, host AS slowest, median AS slowest_median,
-    fleet_median AS median, fleet_ci_lo AS ci_lo, fleet_ci_hi AS ci_hi, ci_level, n,
+    fleet_n AS n, fleet_median AS median, fleet_ci_lo AS ci_lo, fleet_ci_hi AS ci_hi, ci_level,
     speed_ratio AS job_speed_ratio, without_ratio AS without_slowest_ratio,
     :now - measured_unix_seconds AS age_seconds, source, synthetic
 FROM v_straggler

@@ -13,8 +13,7 @@
 WITH ranked AS (
     SELECT
         v.*, min(speed_ratio) OVER (PARTITION BY fleet) AS all_ratio,
-        min(measured_unix_seconds) OVER (PARTITION BY fleet) AS oldest,
-        sum(n) OVER (PARTITION BY fleet) AS n_fleet_samples
+        min(measured_unix_seconds) OVER (PARTITION BY fleet) AS oldest
     FROM v_straggler v
     WHERE n_fleet_hosts >= :min_hosts AND cluster LIKE :cluster AND probe LIKE :probe
         AND metric LIKE :metric AND source LIKE :source
@@ -23,7 +22,7 @@ SELECT
     cluster, sku, topology_class, probe, params, arm, n_devices, path_class, metric, unit, point,
     n_fleet_hosts AS n_hosts, place AS n_left_out, host AS last_left_out,
     fleet_median AS median, fleet_ci_lo AS ci_lo, fleet_ci_hi AS ci_hi, ci_level,
-    n_fleet_samples AS n, without_ratio AS job_speed_ratio,
+    fleet_n AS n, without_ratio AS job_speed_ratio,
     without_ratio / all_ratio - 1 AS gain_ratio,
     (n_fleet_hosts - place) * without_ratio AS left_speed,
     :now - oldest AS age_seconds, source, synthetic

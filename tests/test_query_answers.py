@@ -1,0 +1,264 @@
+"""Named queries against known answers, on every engine: one made fleet for all of them."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import pytest
+
+from made_fleet import BUSBW, DAY, HOSTS, MIB, NEW, OLD, RINGS, copy_speed, launch_seconds
+from querying import Fleet, Rows, pick
+
+COPIES = {key: copy_speed(key, 3) for key in HOSTS}
+LARGE = '{"bytes":67108864,"direction":"h2d","memory":"pinned"}'
+PEER_MEDIAN = statistics.median(COPIES.values())
+PEER_MAD = statistics.median(abs(v - PEER_MEDIAN) for v in COPIES.values())
+IN_ORDER = sorted(COPIES.values())
+
+
+def large_local(rows: Rows) -> Rows:
+    """The rows of local copies of 64 MiB."""
+    return [r for r in rows if r["params"] == LARGE and r["arm"] == "local"]
+
+
+def near(value: float) -> Any:
+    return pytest.approx(value, rel=1e-9)
+
+
+def test_below_peers_names_the_planted_hosts_and_no_other(fleet: Fleet) -> None:
+    rows = fleet.ask("below-peers")
+    assert {(r["probe"], r["host"]) for r in rows} == {
+        ("host_to_device", "h12"),
+        ("peer", "h02"),
+        ("kernel_launch", "h11"),
+        ("kernel_launch", "h12"),
+    }
+    (row,) = large_local(rows)
+    assert row["peer_median"] == near(PEER_MEDIAN)
+    assert row["peer_mad"] == near(PEER_MAD)
+    assert (row["n_peers"], row["n_peer_hosts"], row["n"]) == (12, 12, 1)
+    assert row["effect_ratio"] == near(40e9 / PEER_MEDIAN - 1)
+    assert row["z"] == near((40e9 - PEER_MEDIAN) / (1.4826 * PEER_MAD))
+    assert row["age_seconds"] == DAY
+    assert fleet.ask("below-peers", min_peers="25") == []
+
+
+def test_the_spread_of_peers_has_a_floor(fleet: Fleet) -> None:
+    """Peers that agree to 0.3 % give no score of 68 for half a percent of the median."""
+    (row, _) = [r for r in fleet.ask("below-peers") if r["probe"] == "peer"]
+    assert row["peer_mad"] < 0.005 * row["peer_median"]
+    assert row["z"] == near(
+        (row["median"] - row["peer_median"]) / (1.4826 * 0.005 * row["peer_median"])
+    )
+
+
+def test_stragglers_tell_the_speed_of_a_job_on_all_hosts(fleet: Fleet) -> None:
+    (row,) = large_local(fleet.ask("stragglers"))
+    assert (row["slowest"], row["n_hosts"], row["n"]) == ("h12", 12, 12)
+    assert row["job_speed_ratio"] == near(40e9 / PEER_MEDIAN)
+    assert row["without_slowest_ratio"] == near(IN_ORDER[1] / PEER_MEDIAN)
+    assert (row["ci_lo"], row["ci_hi"], row["ci_level"]) == (
+        near(IN_ORDER[2]),
+        near(IN_ORDER[9]),
+        "between",
+    )
+    (launch,) = [r for r in fleet.ask("stragglers") if r["probe"] == "kernel_launch"]
+    middle = statistics.median(launch_seconds(k) for k in HOSTS)
+    assert launch["job_speed_ratio"] == near(middle / launch_seconds("h12"))
+
+
+def test_leaving_out_the_slowest_hosts_buys_speed(fleet: Fleet) -> None:
+    rows = large_local(fleet.ask("without-slowest", hosts="2"))
+    assert pick(rows, "n_left_out", "last_left_out") == [(1, "h12"), (2, "h01")]
+    assert rows[0]["gain_ratio"] == near(IN_ORDER[1] / 40e9 - 1)
+    assert rows[0]["left_speed"] == near(11 * IN_ORDER[1] / PEER_MEDIAN)
+    assert rows[1]["gain_ratio"] == near(IN_ORDER[2] / 40e9 - 1)
+
+
+def test_changes_are_listed_and_those_without_a_reason_alone(fleet: Fleet) -> None:
+    rows = fleet.ask("changes")
+    assert sorted(pick(rows, "host", "what", "kind", "old", "new", "n_recorded"), key=str) == [
+        ("h01", "recorded", "driver", OLD, NEW, None),
+        ("h01", "result", None, None, None, 1),
+        ("h12", "result", None, None, None, 0),
+    ]
+    assert {r["age_seconds"] for r in rows} == {DAY}
+    (row,) = fleet.ask("unexplained")
+    assert (row["host"], row["effect_ratio"], row["n"]) == ("h12", -0.03, 1)
+    assert fleet.ask("unexplained", min_effect="0.05") == []
+    assert fleet.ask("changes", since="2026-11-03T02:00:00Z") == []
+
+
+def test_links_that_lost_lanes_are_named(fleet: Fleet) -> None:
+    rows = fleet.ask("degraded-links")
+    columns = ("host", "device_uuid", "lacks", "width", "max_width", "n")
+    assert pick(rows, *columns) == [
+        ("h03", "h03-GPU-0", "width", 8, 16, 2),
+        ("h03", "h03-GPU-1", "width", 8, 16, 2),
+    ]
+
+
+def test_efficiency_is_the_share_of_the_pcie_link(fleet: Fleet) -> None:
+    rows = {r["arm"]: r for r in fleet.ask("efficiency")}
+    assert rows["local"]["of_ceiling_ratio"] == near(PEER_MEDIAN / 6.3e10)
+    assert rows["local"]["ci_lo"] == near(IN_ORDER[2] / 6.3e10)
+    assert (rows["local"]["n_hosts"], rows["local"]["n_series"]) == (12, 12)
+    assert rows["remote"]["of_ceiling_ratio"] == near(0.8 * PEER_MEDIAN / 6.3e10)
+
+
+def test_ring_gain_is_paired_by_block_and_held_against_what_could_be_seen(fleet: Fleet) -> None:
+    rows = {(r["ring"], r["reference_ring"]): r for r in fleet.ask("ring-gain")}
+    assert set(rows) == {("best", "auto"), ("best", "auto_ring"), ("auto_ring", "auto")}
+    row = rows["best", "auto_ring"]
+    gains = [b / a - 1 for b, a in zip(RINGS["best"], RINGS["auto_ring"], strict=True)]
+    assert (row["metric"], row["n_pairs"], row["ci_level"]) == (BUSBW, 6, "between")
+    assert row["gain_ratio"] == near(statistics.median(gains))
+    assert (row["gain_lo"], row["gain_hi"]) == (near(min(gains)), near(max(gains)))
+    assert row["mde_ratio"] == near(1.65 * (max(gains) - min(gains)) / 2)
+    assert (row["median"], row["ci_lo"], row["ci_hi"]) == (99e9, 98e9, 101e9)
+    assert (row["above_mde"], row["verdict"]) == (1, "improved")
+    against_auto = rows["best", "auto"]
+    assert (against_auto["above_mde"], against_auto["verdict"]) == (0, "inconclusive")
+    assert rows["auto_ring", "auto"]["verdict"] == "regressed"
+    wide = fleet.ask("ring-gain", tolerance="0.02", reference="auto")
+    assert pick(wide, "ring", "verdict") == [("best", "equivalent"), ("auto_ring", "regressed")]
+
+
+def test_hop_classes_show_small_latencies_and_large_bandwidths(fleet: Fleet) -> None:
+    rows = fleet.ask("hop-classes")
+    columns = ("hop_class", "path_class", "probe", "arm", "bytes", "unit", "n_series", "n_hosts")
+    assert sorted(pick(rows, *columns)) == [
+        ("nvlink", "NV18", "all_reduce", "none", 8192, "s", 1, 1),
+        ("nvlink", "NV18", "all_reduce", "none/auto", 128 * MIB, "B/s", 1, 1),
+        ("nvlink", "NV18", "all_reduce", "none/auto_ring", 128 * MIB, "B/s", 1, 1),
+        ("nvlink", "NV18", "all_reduce", "none/best", 128 * MIB, "B/s", 1, 1),
+        ("nvlink", "NV18", "peer", "none", 128 * MIB, "B/s", 24, 12),
+    ]
+    (peers,) = [r for r in rows if r["probe"] == "peer"]
+    (alone,) = [r for r in rows if r["unit"] == "s"]
+    assert (peers["ci_level"], alone["ci_level"], alone["median"]) == ("between", None, 1e-5)
+    assert peers["lowest"] < 0.6 * peers["ci_lo"] < peers["ci_hi"]
+
+
+def test_the_smallest_chunk_near_the_peak(fleet: Fleet) -> None:
+    columns = ("arm", "bytes", "ci_lo_bytes", "ci_hi_bytes", "n_series", "n_sizes", "n")
+    assert pick(fleet.ask("chunk-at-peak"), *columns) == [
+        ("local", 64 * MIB, 64 * MIB, 64 * MIB, 12, 2, 24),
+        ("remote", 64 * MIB, 64 * MIB, 64 * MIB, 12, 1, 12),
+    ]
+    rows = fleet.ask("chunk-at-peak", of_peak="0.5")
+    assert pick(rows, "arm", "bytes") == [("local", MIB), ("remote", 64 * MIB)]
+    assert rows[0]["median"] == near(PEER_MEDIAN)
+
+
+def test_a_load_is_held_against_its_slower_stage(fleet: Fleet) -> None:
+    (row,) = fleet.ask("load-time")
+    assert (row["stage"], row["near"], row["median"]) == ("storage", 0, 0.6)
+    assert row["t_min_seconds"] == near(0.5)
+    assert row["over_ratio"] == near(0.2)
+    assert pick(fleet.ask("load-time", tolerance="0.2"), "near") == [(1,)]
+
+
+def test_knees_count_those_who_have_none(fleet: Fleet) -> None:
+    (row,) = fleet.ask("knee")
+    assert (row["n"], row["n_none"], row["knee"]) == (1, 1, 4096.0)
+    assert (row["ci_lo"], row["ci_hi"], row["ci_level"]) == (2048.0, 8192.0, "within")
+
+
+def test_the_largest_load_needs_three_good_windows_in_a_row(fleet: Fleet) -> None:
+    """Eight in flight: one window failed, then three held; sixteen never held three."""
+    (row,) = fleet.ask("slo")
+    assert (row["concurrency"], row["first_over"]) == (8.0, 16.0)
+    assert (row["n_windows"], row["n"], row["n_over"]) == (4, 1600, 15)
+    assert row["p99_seconds"] == near(0.29)
+    (four,) = fleet.ask("slo", windows="4")
+    assert (four["concurrency"], four["first_over"]) == (4.0, 8.0)
+    (never,) = fleet.ask("slo", windows="5")
+    assert (never["concurrency"], never["first_over"]) == (None, 4.0)
+
+
+def test_acceptance_compares_a_batch_with_the_sample(fleet: Fleet) -> None:
+    rows = fleet.ask("acceptance")
+    (row,) = large_local(rows)
+    bid, batch = sorted(COPIES[k] for k in HOSTS[:6]), sorted(COPIES[k] for k in HOSTS[6:])
+    assert (row["batch"], row["n_hosts"], row["reference_n_hosts"]) == ("b1", 6, 6)
+    assert row["effect_ratio"] == near(statistics.median(batch) / statistics.median(bid) - 1)
+    assert row["effect_lo"] == near(batch[0] / bid[-1] - 1)
+    assert row["effect_hi"] == near(batch[-1] / bid[0] - 1)
+    assert row["verdict"] == "inconclusive"
+    assert {r["probe"]: r["verdict"] for r in rows}["peer"] == "not worse"
+    (swapped,) = large_local(fleet.ask("acceptance", batch="bid", reference="b1", margin="0.3"))
+    assert (swapped["batch"], swapped["verdict"]) == ("bid", "not worse")
+    (bound,) = large_local(fleet.ask("acceptance", margin="0.0001"))
+    assert bound["verdict"] == "inconclusive"
+
+
+def test_variance_is_split_by_rack_leaf_and_batch(fleet: Fleet) -> None:
+    rows = [r for r in fleet.ask("variance") if r["probe"] == "kernel_launch"]
+    assert [r["label"] for r in rows] == ["rack", "batch", "leaf"]
+    values = {k: launch_seconds(k) for k in HOSTS}
+    racks = [[values[k] for k in HOSTS[n : n + 4]] for n in (0, 4, 8)]
+    mean = statistics.fmean(values.values())
+    total = sum((v - mean) ** 2 for v in values.values())
+    between = sum(4 * (statistics.fmean(r) - mean) ** 2 for r in racks)
+    assert rows[0]["explained_ratio"] == near((between - 2 * (total - between) / 9) / total)
+    assert (rows[0]["worst"], rows[0]["n_labels"], rows[0]["n_hosts"]) == ("r2", 3, 12)
+    assert rows[0]["worst_ratio"] == near(1 - statistics.fmean(racks[2]) / mean)
+
+
+def test_a_pair_slow_from_both_sides_is_named_once(fleet: Fleet) -> None:
+    (row,) = fleet.ask("slow-pairs")
+    assert (row["host"], row["a"], row["b"]) == ("h02", "h02-GPU-0", "h02-GPU-1")
+    assert (row["a_slow_pairs"], row["b_slow_pairs"]) == (1, 1)
+    assert row["effect_ratio"] == near(row["median"] / row["peer_median"] - 1)
+    assert fleet.ask("slow-pairs", min_effect="0.6") == []
+
+
+def test_coverage_tells_the_share_that_is_not_due(fleet: Fleet) -> None:
+    rows = fleet.ask("coverage", since="2026-11-03")
+    assert {(r["n"], r["covered_ratio"], r["due"]) for r in rows} == {(12, 1.0, 0)}
+    late = fleet.ask("coverage", since="2026-11-03T02:00:00Z")
+    assert {(r["n"], r["covered_ratio"], r["due"]) for r in late} == {(12, 0.0, 1)}
+
+
+def test_false_alarms_are_told_from_repairs(fleet: Fleet) -> None:
+    rows = {r["host"]: r for r in fleet.ask("false-alarms")}
+    assert (rows["h01"]["outcome"], rows["h01"]["n_changes"]) == ("repaired", 1)
+    assert (rows["h12"]["outcome"], rows["h12"]["n_changes"]) == ("false alarm", 0)
+    assert rows["h12"]["note"] == "cable looked at, nothing found"
+    assert {(r["n"], r["false_alarm_ratio"]) for r in rows.values()} == {(2, 0.5)}
+
+
+def test_slow_launches_are_put_down_to_the_governor(fleet: Fleet) -> None:
+    rows = {(r["setting"], r["value"]): r for r in fleet.ask("launch-settings")}
+    slow, quick = rows["governor", "powersave"], rows["governor", "performance"]
+    assert (slow["n_outliers"], slow["n_hosts"], slow["n"]) == (2, 2, 2)
+    assert (quick["n_outliers"], quick["n_hosts"]) == (0, 10)
+    middle = statistics.median(launch_seconds(k) for k in HOSTS)
+    pair = statistics.fmean(launch_seconds(k) for k in ("h11", "h12"))
+    assert slow["effect_ratio"] == near(1 - pair / middle)
+    assert rows["boost", "on"]["effect_ratio"] == near(0.0)
+
+
+def test_a_driver_is_held_against_hosts_that_kept_theirs(fleet: Fleet) -> None:
+    rows = fleet.ask("driver-effect")
+    assert len(rows) == 3
+    for row in rows:
+        assert (row["driver"], row["n_changed_hosts"], row["n_kept_hosts"]) == (NEW, 6, 6)
+        assert row["changed_ratio"] == near(-0.03)
+        assert (row["kept_ratio"], row["net_ratio"]) == (0.0, near(-0.03))
+        assert (row["ci_lo"], row["ci_level"]) == (near(-0.03), "between")
+    assert fleet.ask("driver-effect", driver="999%") == []
+
+
+def test_the_numa_tax_of_a_cluster_is_the_median_of_its_hosts(fleet: Fleet) -> None:
+    (row,) = fleet.ask("numa-tax-by-cluster")
+    assert (row["binding"], row["n_hosts"], row["n"]) == ("remote", 12, 24)
+    assert (row["tax_ratio"], row["ci_lo"], row["ci_hi"]) == (near(0.2), near(0.2), near(0.2))
+    assert row["loss"] == near(0.2 * PEER_MEDIAN)
+    taxes = fleet.ask("numa-tax", host="h05")
+    assert pick(taxes, "n_pairs", "ci_level", "local_n", "n") == [(1, "within", 1, 1)]
+    assert taxes[0]["tax_lo"] == near(1 - 0.8 * 1.01 / 0.99)
+    assert taxes[0]["tax_hi"] == near(1 - 0.8 * 0.99 / 1.01)
+    assert taxes[0]["mde_ratio"] is None
