@@ -39,6 +39,7 @@ BODIES = {
     ("db", "import"): ("db_import", ["spool"]),
     ("demo",): ("demo", []),
     ("compare",): ("comparing.compare", ["latest", "1a2b"]),
+    ("serve",): ("seeing.serve", []),
     ("accept",): ("accepting.accept", ["--criteria", "c.yaml"]),
     ("check",): ("judging.check", []),
     ("ack",): ("judging.ack", ["h07", "--ticket", "T-1", "--until", "2099-01-01"]),

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import typer
 
-from topobench import cli_demo, cli_judge
+from topobench import cli_demo, cli_judge, cli_see
 from topobench.cli_commands import app
 from topobench.cli_data import db_app, import_app, topo_app
 from topobench.cli_output import drop_stdout, prepare_streams
@@ -29,6 +29,7 @@ app.add_typer(import_app, name="import")
 app.add_typer(db_app, name="db")
 cli_judge.add_to(app)
 cli_demo.add_to(app)
+cli_see.add_to(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

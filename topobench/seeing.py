@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topobench.commands import Outcome
-from topobench.errors import TopobenchError
+from topobench.errors import TopobenchError, UsageError
 
 if TYPE_CHECKING:
     from topobench.db.store import Store
@@ -90,3 +90,37 @@ def write_whole(target: Path, text: str) -> None:
         raise TopobenchError(
             f"{target} cannot be written: {error.strerror}; name another file"
         ) from error
+
+
+def serve(
+    store_url: str,
+    host: str,
+    port: int,
+    *,
+    token_file: Path | None,
+    ready: Callable[[str], None],
+) -> Outcome:
+    """
+    Serve the store as web pages until SIGINT or SIGTERM.
+
+    Args:
+        ready: Is told where, once it listens.
+
+    Raises:
+        UsageError: Others could read it and no token is set; or a package is missing.
+        TopobenchError: The address cannot be listened on.
+    """
+    from rich.text import Text
+
+    try:
+        from topobench.web import app
+    except ImportError as error:
+        raise UsageError(
+            f"{error.name} is not installed; serve needs: pip install 'topobench[web]'"
+        ) from error
+    from topobench.masking import mask_urls
+
+    address = app.Address.of(host, port, token_file)
+    where = app.serve(store_url, address, ready)
+    data = {"url": where, "store": mask_urls(store_url)}
+    return Outcome(data, lambda: Text("stopped"))

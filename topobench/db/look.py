@@ -12,6 +12,7 @@ from topobench.db import schema
 from topobench.db.engine import reading
 from topobench.db.find import find_sweep
 from topobench.db.store import Store
+from topobench.verdict_words import OVERALL, Level, worst
 
 Document = dict[str, Any]
 
@@ -71,11 +72,11 @@ def _verdict(row: Any) -> Document:
 
 def fleet(store: Store) -> list[Document]:
     """
-    Every host that is not retired, with the age of its newest reading.
+    Every host that is not retired or imported, with the age of its newest reading.
 
     Keys: cluster, key, name, address, sku, rack, measured_unix_seconds (or None), synthetic,
-    sweep (UUID of the newest that it took part in, or None), sweep_status, levels (those of
-    its checks in the newest sweep that was judged).
+    sweep (UUID of the newest that it took part in, or None), sweep_status, level (of the
+    newest verdict on it, or None).
     """
     h, c, k = schema.host, schema.cluster, schema.sku
     with reading(store.engine) as connection:
@@ -101,7 +102,7 @@ def fleet(store: Store) -> list[Document]:
             "synthetic": bool(ages.get(row.id, (None, 0))[1]),
             "sweep": newest.get(row.id, (None, None))[0],
             "sweep_status": newest.get(row.id, (None, None))[1],
-            "levels": levels.get(row.id, []),
+            "level": levels.get(row.id),
         }
         for row in hosts
     ]
@@ -133,21 +134,29 @@ def _newest_sweeps(connection: sa.Connection) -> dict[int, tuple[str, str]]:
     return {host: (uuid, status) for host, uuid, status in connection.execute(query)}
 
 
-def _levels(connection: sa.Connection) -> dict[int, list[str]]:
-    """Levels of the checks of each host, in the newest sweep that was judged for it."""
+def _levels(connection: sa.Connection) -> dict[int, str]:
+    """The newest verdict on each host."""
     v = schema.verdict
     newest = (
         sa.select(v.c.host_id, sa.func.max(v.c.as_of).label("at")).group_by(v.c.host_id).subquery()
     )
     query = (
-        sa.select(v.c.host_id, v.c.level)
+        sa.select(v.c.host_id, v.c.check_name, v.c.level)
         .select_from(v.join(newest, newest.c.host_id == v.c.host_id))
         .where(v.c.as_of == newest.c.at, v.c.superseded_by.is_(None))
     )
-    found: dict[int, list[str]] = {}
-    for host, level in connection.execute(query):
-        found.setdefault(host, []).append(level)
-    return found
+    found: dict[int, list[tuple[str, str]]] = {}
+    for host, check, level in connection.execute(query):
+        found.setdefault(host, []).append((check, level))
+    return {host: host_level(checks) for host, checks in found.items()}
+
+
+def host_level(checks: Sequence[tuple[str, str]]) -> str:
+    """The level of a host: of its overall check, else the gravest; from names and levels."""
+    for name, level in checks:
+        if name == OVERALL:
+            return level
+    return str(worst([Level(level) for _, level in checks]))
 
 
 def host_sweeps(store: Store, cluster: str, host: str, limit: int = 30) -> list[Document]:
@@ -255,3 +264,38 @@ def _counts(
     for sweep, status, number in connection.execute(query):
         found.setdefault(sweep, {})[status] = number
     return found
+
+
+def newest_sweeps(store: Store) -> list[Document]:
+    """
+    The newest sweep of each cluster, imports aside.
+
+    Keys: id, cluster, status, started_unix_seconds, counts.
+    """
+    s, c = schema.sweep, schema.cluster
+    with reading(store.engine) as connection:
+        own = s.c.source.not_like("import:%")
+        newest = (
+            sa.select(s.c.cluster_id, sa.func.max(s.c.started_unix_seconds).label("at"))
+            .where(own)
+            .group_by(s.c.cluster_id)
+            .subquery()
+        )
+        query = (
+            sa.select(s, c.c.name.label("cluster"))
+            .select_from(s.join(c).join(newest, newest.c.cluster_id == s.c.cluster_id))
+            .where(s.c.started_unix_seconds == newest.c.at, own)
+            .order_by(c.c.name, s.c.id)
+        )
+        rows = {row.cluster: row for row in connection.execute(query)}
+        counts = _counts(connection, [r.id for r in rows.values()], None)
+    return [
+        {
+            "id": row.uuid,
+            "cluster": name,
+            "status": row.status,
+            "started_unix_seconds": row.started_unix_seconds,
+            "counts": counts.get(row.id, {}),
+        }
+        for name, row in rows.items()
+    ]

@@ -20,7 +20,7 @@ Curves = Mapping[str, Mapping[int, float]]
 
 _DIRECTIONS = {"h2d": "host to device", "d2h": "device to host", "both": "both ways at once"}
 _ARMS = ("local", "none")
-"""The arm that curves are shown of: the first that was measured."""
+"""The arm that curves are shown of, where several were measured alike."""
 
 
 def copying(name: str, cells: Sequence[Mapping[str, Any]], places: Places) -> Iterator[Part]:
@@ -39,17 +39,27 @@ def copying(name: str, cells: Sequence[Mapping[str, Any]], places: Places) -> It
 
 
 def _chosen(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Measured cells of pinned memory, of one arm, of single GPUs where those were measured."""
-    found = [
-        c for c in cells if c["status"] in MEASURED and c["params"].get("memory") != "pageable"
-    ]
-    for arm in (*_ARMS, *(c["arm"] for c in found)):
-        of_arm = [c for c in found if c["arm"] == arm]
-        if of_arm:
-            found = of_arm
-            break
-    alone = [c for c in found if c["params"].get("at_once") != "all"]
-    return alone or found
+    """
+    Measured cells of pinned memory, of one arm, one GPU at a time or all at once.
+
+    Of these, the set with most sizes on most GPUs; of equal ones the first of the arms.
+    """
+    sets: dict[tuple[str, bool], list[Mapping[str, Any]]] = {}
+    for cell in cells:
+        if cell["status"] in MEASURED and cell["params"].get("memory") != "pageable":
+            key = cell["arm"], cell["params"].get("at_once") == "all"
+            sets.setdefault(key, []).append(cell)
+
+    def rank(key: tuple[str, bool]) -> tuple[int, bool, int]:
+        arm, together = key
+        points = {
+            (r["point"].get("device"), *c["devices"], c["params"].get("bytes"))
+            for c in sets[key]
+            for r in c["readings"]
+        }
+        return len(points), not together, -(_ARMS.index(arm) if arm in _ARMS else len(_ARMS))
+
+    return sets[max(sets, key=rank)] if sets else []
 
 
 def _figure(

@@ -11,8 +11,9 @@ from topobench.report.page.parts import Head, Missing, Paragraph, Part, Table
 from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.report.words import minute
+from topobench.verdict_words import OVERALL, SEVERITY, Level
 
-LEVELS = ("fail", "degraded", "watch", "unknown", "learning", "ok")
+LEVELS = tuple(sorted(Level, key=lambda level: -SEVERITY[level]))
 """Worst first."""
 TONES = {"fail": "bad", "degraded": "bad", "watch": "warn", "unknown": "warn", "learning": "dim"}
 _HEADS = (
@@ -41,8 +42,8 @@ def judged(verdicts: Sequence[Mapping[str, Any]], places: Places, sweep: str) ->
             f"topobench check {clean(sweep)[:8]}",
         )
         return
-    counts = Counter(worst_levels(verdicts).values())
-    words = ", ".join(f"{counts[level]} {level}" for level in _ordered(counts))
+    counts = Counter(host_levels(verdicts).values())
+    words = ", ".join(f"{counts[level]} {level}" for level in LEVELS if counts[level])
     policy = ", ".join(sorted({clean(v["policy_version"]) for v in verdicts}))
     as_of = max(v["as_of"] for v in verdicts)
     yield Paragraph(f"Hosts: {words}. Policy {policy}, as of {minute(as_of)} UTC.")
@@ -51,22 +52,17 @@ def judged(verdicts: Sequence[Mapping[str, Any]], places: Places, sweep: str) ->
     yield Table(_HEADS, [_row(v, places) for v in ordered], styles=styles).limited()
 
 
-def worst_levels(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Host key -> its worst level."""
-    found: dict[str, str] = {}
-    for verdict in verdicts:
-        host, level = verdict["host"], verdict["level"]
-        if host not in found or _rank(level) < _rank(found[host]):
-            found[host] = level
+def host_levels(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Level]:
+    """Host key -> its level: that of its overall check, else the gravest."""
+    found: dict[str, Level] = {}
+    for verdict in sorted(verdicts, key=lambda v: (v["check"] != OVERALL, _rank(v["level"]))):
+        if verdict["device"] is None or verdict["check"] != OVERALL:
+            found.setdefault(verdict["host"], Level(verdict["level"]))
     return found
 
 
-def _ordered(levels: Mapping[str, int]) -> list[str]:
-    return sorted(levels, key=_rank)
-
-
 def _rank(level: str) -> int:
-    return LEVELS.index(level) if level in LEVELS else len(LEVELS)
+    return -SEVERITY[Level(level)]
 
 
 def _row(verdict: Mapping[str, Any], places: Places) -> list[str]:

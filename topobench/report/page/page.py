@@ -187,8 +187,8 @@ def _chosen(sight: Sight, apart: Sequence[fleet.Spread]) -> list[Document]:
                 f"{words.some_names([h['name'] for h in hosts.values()], 0)}"
             )
         return found
-    levels = judged.worst_levels(sight.verdicts)
-    bad = [k for level in judged.LEVELS[:3] for k, found in levels.items() if found == level]
+    levels = judged.host_levels(sight.verdicts)
+    bad = [k for level in judged.LEVELS[:3] for k, found in levels.items() if found is level]
     behind = [s.worst for s in apart]
     measured = [c["host"] for c in sight.document["cells"] if c["status"] in MEASURED]
     order = dict.fromkeys([*bad, *behind, *measured, *hosts])

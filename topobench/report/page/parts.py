@@ -32,6 +32,7 @@ class Table:
         styles: A class per row (``bad``, ``warn`` or empty), or none at all.
         cut: Rows that were left out.
         folded: It is opened by a click.
+        dense: Each row keeps to one line; what is cut shows under the pointer.
     """
 
     heads: Sequence[Head]
@@ -41,6 +42,7 @@ class Table:
     cut: int = 0
     header: bool = True
     folded: bool = False
+    dense: bool = False
 
     def limited(self, most: int = MOST_ROWS) -> Table:
         """The first rows, and how many more there are."""

@@ -1,0 +1,51 @@
+"""The commands that show: serve, advise."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from topobench.cli_output import Format, FormatOption, StoreOption, emit, store_url
+
+
+def serve(
+    *,
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")
+    ] = 8420,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="What visitors must know; one line."),
+    ] = None,
+    store: StoreOption = None,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Show the store as web pages, until Ctrl-C or SIGTERM. Nothing can be changed there.
+
+    Beyond 127.0.0.1 a token is needed. /metrics is for Prometheus, /healthz for a supervisor.
+
+    \b
+    Examples:
+      topobench serve
+      topobench serve --store sqlite:///topobench-demo.db --port 9000
+      topobench serve --host 0.0.0.0 --token-file token
+    """
+    from topobench import seeing
+
+    def ready(where: str) -> None:
+        print(f"topobench: serving {where} (Ctrl-C ends it)", file=sys.stderr, flush=True)
+
+    outcome = seeing.serve(store_url(store), host, port, token_file=token_file, ready=ready)
+    return emit("serve", outcome, output.value)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Declare these commands."""
+    app.command()(serve)

@@ -1,0 +1,369 @@
+"""The pages: what each shows, read from the store when it is asked for."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from topobench import __version__
+from topobench.errors import NotFound
+from topobench.report import words
+from topobench.report.figures import UNKNOWN
+from topobench.report.page.page import Sight, environment, heading, sections
+from topobench.report.page.parts import Figure, Head, Table
+from topobench.report.safe import clean
+from topobench.units import format_span
+from topobench.verdict_words import SEVERITY, Level
+
+if TYPE_CHECKING:
+    from topobench.db.queries import Query
+    from topobench.web.site import Site
+
+FOLDER = Path(__file__).parent / "templates"
+STALE_SECONDS = 14 * 86_400.0
+"""Older data says nothing of a host any more."""
+MOST_ROWS = 500
+"""Rows of a query's answer on a page; its CSV has them all."""
+_FINAL = frozenset({"done", "interrupted", "failed"})
+_TILES_FROM = 12
+
+
+def rendered(name: str, **values: Any) -> str:
+    """A template of this package with what all have."""
+    known = {"version": __version__, "page": name, **values}
+    return environment(FOLDER).get_template(f"{name}.html").render(known)
+
+
+def overview(site: Site, params: Mapping[str, str]) -> str:
+    """The fleet: hosts and verdicts, and the newest sweeps."""
+    from topobench.db import look
+
+    store = site.store()
+    hosts = [_host(h, time.time()) for h in look.fleet(store)]
+    text, level = params.get("q", "").strip(), params.get("level", "")
+    shown = [h for h in hosts if _fits(h, text.lower()) and level in ("", h["level"])]
+    counts = Counter(h["level"] for h in hosts)
+    return rendered(
+        "overview",
+        hosts=shown,
+        total=len(hosts),
+        counts={k: counts[k] for k in _LEVELS if counts[k]},
+        levels=_LEVELS,
+        text=text,
+        level=level,
+        tiles=len(shown) >= _TILES_FROM,
+        sweeps=[_sweep(s) for s in store.sweeps(limit=10)],
+        synthetic=any(h["synthetic"] for h in hosts),
+        store=store.url,
+    )
+
+
+_LEVELS = (
+    *(level.value for level in sorted(Level, key=lambda level: -SEVERITY[level])),
+    "stale",
+    "not judged",
+)
+
+
+def _host(host: Mapping[str, Any], now: float) -> dict[str, Any]:
+    measured = host["measured_unix_seconds"]
+    age = None if measured is None else max(0.0, now - measured)
+    level = host["level"] or "not judged"
+    if age is not None and age > STALE_SECONDS:
+        level = "stale"
+    return {
+        **{k: clean(host[k]) if host[k] else "" for k in ("cluster", "name", "sku", "rack")},
+        "link": _host_link(host["cluster"], host["key"]),
+        "level": level,
+        "class": level.replace(" ", "-"),
+        "age": "never" if age is None else f"{format_span(age)} ago",
+        "seconds": -1 if age is None else age,
+        "synthetic": host["synthetic"],
+        "sweep": host["sweep"],
+        "sweep_status": host["sweep_status"] or "",
+    }
+
+
+def _fits(host: Mapping[str, Any], text: str) -> bool:
+    return any(text in str(host[k]).lower() for k in ("name", "cluster", "sku", "rack"))
+
+
+def _host_link(cluster: str, key: str) -> str:
+    return f"/host?{urlencode({'cluster': cluster, 'key': key})}"
+
+
+def _sweep(sweep: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": clean(sweep["id"]),
+        "short": clean(sweep["id"])[:8],
+        "cluster": clean(sweep.get("cluster", "")),
+        "profile": clean(sweep["profile"]),
+        "status": clean(sweep["status"]),
+        "started": words.minute(sweep["started_at"]),
+        "took": words.took(sweep),
+        "counts": words.counts_text(sweep["counts"]) if "counts" in sweep else "",
+        "synthetic": sweep.get("synthetic", False),
+    }
+
+
+def sweeps(site: Site) -> str:
+    """The newest sweeps."""
+    found = [_sweep(s) for s in site.store().sweeps(limit=200)]
+    return rendered("sweeps", sweeps=found)
+
+
+def host(site: Site, params: Mapping[str, str]) -> str:
+    """
+    A host: its newest sweep in figures, and the sweeps it took part in.
+
+    Raises:
+        NotFound: No such host.
+    """
+    from topobench.db import look
+
+    store = site.store()
+    cluster, key = params.get("cluster", ""), params.get("key", "")
+    known = [h for h in look.fleet(store) if (h["cluster"], h["key"]) == (cluster, key)]
+    if not known:
+        raise NotFound(
+            f"no host {clean(key)!r} in cluster {clean(cluster)!r}; the first page lists them"
+        )
+    own = look.host_sweeps(store, cluster, key)
+    newest = next((s for s in own if s["status"] != "running"), own[0] if own else None)
+    body = "" if newest is None else _figures(site, newest["id"], newest["status"], key)
+    return rendered(
+        "host",
+        host=_host(known[0], time.time()),
+        key=clean(key),
+        sweeps=[_sweep(s) for s in own],
+        newest=None if newest is None else _sweep(newest),
+        body=body,
+    )
+
+
+def sweep(site: Site, identity: str, params: Mapping[str, str]) -> str:
+    """
+    A sweep: of one host in figures; of several, its hosts and their cells.
+
+    Args:
+        params: ``host``: key of the host to show in figures.
+
+    Raises:
+        NotFound: No such sweep, or no such host in it.
+    """
+    from topobench.db import look
+
+    store = site.store()
+    progress = look.progress(store, identity)
+    hosts = look.sweep_hosts(store, progress["id"])
+    wanted = params.get("host")
+    if wanted is not None and wanted not in {h["key"] for h in hosts}:
+        raise NotFound(f"host {clean(wanted)!r} took no part in sweep {progress['id'][:8]}")
+    chosen = wanted or (hosts[0]["key"] if len(hosts) == 1 else None)
+    body = "" if chosen is None else _figures(site, progress["id"], progress["status"], chosen)
+    return rendered(
+        "sweep",
+        sweep={"id": progress["id"], "short": progress["id"][:8], **_how_far(progress)},
+        hosts=_hosts_table(hosts, progress["id"]) if chosen is None else None,
+        levels=_worst_first(look.verdicts(store, progress["id"])) if chosen is None else None,
+        chosen=next((clean(h["name"]) for h in hosts if h["key"] == chosen), ""),
+        several=len(hosts) > 1,
+        body=body,
+    )
+
+
+def _how_far(progress: Mapping[str, Any]) -> dict[str, Any]:
+    counts = progress["counts"]
+    total = sum(counts.values())
+    done = total - counts.get("planned", 0)
+    return {
+        "status": clean(progress["status"]),
+        "share": done / total if total else 0.0,
+        "words": f"{done} of {words.count(total, 'cell')}: {words.counts_text(counts)}",
+    }
+
+
+def progress(site: Site, identity: str) -> dict[str, Any]:
+    """How far a sweep is, for the page that shows it."""
+    from topobench.db import look
+
+    return _how_far(look.progress(site.store(), identity))
+
+
+def _hosts_table(hosts: Sequence[Mapping[str, Any]], sweep_id: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": clean(h["name"]),
+            "address": clean(h["address"] or ""),
+            "sku": clean(h["sku"] or UNKNOWN),
+            "counts": words.counts_text(h["counts"]),
+            "bad": any(h["counts"].get(s) for s in ("failed", "timeout", "aborted", "invalid")),
+            "link": f"/sweep/{quote(sweep_id)}?{urlencode({'host': h['key']})}",
+        }
+        for h in hosts
+    ]
+
+
+def _worst_first(verdicts: Sequence[Mapping[str, Any]]) -> Table | None:
+    from topobench.report.page.judged import judged
+    from topobench.report.records import Places
+
+    tables = [p for p in judged(verdicts, Places({}), "") if isinstance(p, Table)]
+    return tables[0] if tables else None
+
+
+def _figures(site: Site, sweep_id: str, status: str, key: str) -> str:
+    """The sections of a host in a sweep; kept once the sweep has ended."""
+
+    def make() -> str:
+        from topobench.db import look
+
+        store = site.store()
+        sight = Sight(
+            store.sweep_document(sweep_id, host=key),
+            look.topologies(store, sweep_id, [key]),
+            look.verdicts(store, sweep_id, key),
+        )
+        found = sections(sight)
+        charts = any(isinstance(p, Figure) for s in found for p in s.parts)
+        return rendered("figures", head=heading(sight.document), sections=found, charts=charts)
+
+    from topobench.db import look
+
+    judged = len(look.verdicts(site.store(), sweep_id, key))
+    return site.kept(f"{sweep_id} {key} {judged}", make) if status in _FINAL else make()
+
+
+def compare(site: Site, params: Mapping[str, str]) -> str:
+    """Two selections side by side; the form alone until both are given."""
+    from topobench import comparing
+
+    a, b = params.get("a", "").strip(), params.get("b", "").strip()
+    found: Mapping[str, Any] | None = None
+    if a and b:
+        wanted = comparing.Wanted(
+            synthetic=params.get("synthetic") == "1",
+            imported=params.get("imported") == "1",
+            force=params.get("force") == "1",
+        )
+        found = comparing.compare(site.url, a, b, wanted).data
+    return rendered(
+        "compare",
+        a=a,
+        b=b,
+        params=dict(params),
+        found=found,
+        table=None if found is None else _compared(found),
+        recent=[_sweep(s) for s in site.store().sweeps(limit=30)],
+    )
+
+
+def queries(site: Site) -> str:
+    """Every named query."""
+    from topobench.db.queries import list_queries
+
+    return rendered("queries", queries=list_queries())
+
+
+def query(site: Site, name: str, params: Mapping[str, str]) -> str:
+    """
+    A named query: its form, and its answer once it was sent.
+
+    Raises:
+        UsageError: No such query, or a value that does not parse.
+    """
+    from topobench.db.queries import load, run_query
+
+    found = load(name)
+    given = _given(found, params)
+    answer = run_query(site.store(), name, given) if "run" in params else None
+    rows: Sequence[Sequence[Any]] = () if answer is None else answer.rows[:MOST_ROWS]
+    table = None
+    if answer is not None:
+        numbers = [_is_number([r[i] for r in rows]) for i in range(len(answer.columns))]
+        heads = [Head(c, n) for c, n in zip(answer.columns, numbers, strict=True)]
+        shown = [[_cell(v) for v in row] for row in rows]
+        table = Table(heads, shown, cut=len(answer.rows) - len(rows), dense=True)
+    return rendered(
+        "query",
+        query=found,
+        given={p.name: given.get(p.name, p.default) for p in found.parameters},
+        table=table,
+        total=None if answer is None else len(answer.rows),
+        csv=f"/query/{quote(name)}.csv?{urlencode(given)}",
+    )
+
+
+def query_csv(site: Site, name: str, params: Mapping[str, str]) -> str:
+    """The whole answer of a named query as CSV."""
+    from topobench.db.queries import load, run_query
+    from topobench.report.tables_text import query_csv as written
+
+    answer = run_query(site.store(), name, _given(load(name), params))
+    return written(answer.columns, answer.rows)
+
+
+def _given(found: Query, params: Mapping[str, str]) -> dict[str, str]:
+    """The parameters that a form filled in."""
+    names = {p.name for p in found.parameters}
+    return {k: v for k, v in params.items() if k in names and v.strip()}
+
+
+def _is_number(values: Sequence[Any]) -> bool:
+    known = [v for v in values if v is not None]
+    return bool(known) and all(isinstance(v, int | float) for v in known)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return clean(value)
+
+
+def _compared(found: Mapping[str, Any]) -> Table:
+    cases = found["cases"]
+    rows, styles = [], []
+    for case in cases:
+        rows.append(
+            [
+                clean(case["verdict"]),
+                " ".join(
+                    [
+                        clean(case["probe"]),
+                        *(clean(v) for v in case["params"].values() if v is not None),
+                    ]
+                ),
+                clean(case["arm"]),
+                clean(case["metric"]),
+                _percent(case["effect_ratio"]),
+                UNKNOWN
+                if case["lo"] is None
+                else f"{_percent(case['lo'])} to {_percent(case['hi'])}",
+                UNKNOWN if case["mde"] is None else f"{100 * case['mde']:.1f} %",
+                str(case["n_a"]),
+                str(case["n_b"]),
+                clean(case["reason"] or ""),
+            ]
+        )
+        styles.append({"regressed": "bad", "inconclusive": "dim"}.get(case["verdict"], ""))
+    heads = [
+        Head("verdict"), Head("case"), Head("arm"), Head("metric"), Head("effect", True),
+        Head("95 % interval", True), Head("could be seen from", True), Head("n A", True),
+        Head("n B", True), Head("why"),
+    ]  # fmt: skip
+    return Table(heads, rows, styles=styles).limited(MOST_ROWS)
+
+
+def _percent(ratio: float | None) -> str:
+    return UNKNOWN if ratio is None else f"{100 * ratio:+.1f} %"
+
+
+def trouble(title: str, text: str, hint: str = "") -> str:
+    """A page that says what is wrong and what to do."""
+    return rendered("trouble", title=title, text=clean(text), hint=hint)
