@@ -333,3 +333,15 @@ def test_every_public_matrix_gives_its_classes_and_affinities() -> None:
                 assert parse_cpu_list(gpu.cpus) == parse_cpu_list(more[0]), file
             if len(more) > 1:
                 assert gpu.cpu_node.value == (int(more[1]) if more[1].isdigit() else None), file
+
+
+def test_cpus_of_an_nccl_file_are_one_list_and_their_model_is_not_guessed() -> None:
+    """Neighbouring nodes are one run of CPUs; NCCL tells numbers of a CPU, and no name."""
+    text = "".join(
+        f'<cpu numaid="{node}" affinity="{mask}" arch="x86_64" vendor="GenuineIntel" '
+        'familyid="6" modelid="143"/>'
+        for node, mask in ((0, "000000ff"), (1, "0000ff00"))
+    )
+    cpus = nccl_xml.parse(f'<system version="1">{text}</system>').cpus
+    assert (cpus.online, cpus.model) == ("0-15", None)
+    assert (cpus.vendor, cpus.family, cpus.model_number) == ("GenuineIntel", 6, 143)

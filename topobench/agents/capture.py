@@ -23,7 +23,7 @@ from topobench.errors import DiscoveryError
 
 MOST_BYTES = 512 << 20
 """Decompressed; captures hold many small files."""
-MOST_MEMBERS = 400_000
+MOST_MEMBERS = 150_000
 LARGEST_MEMBER = 16 << 20
 LONGEST_NAME = 1024
 _DEEPEST = 64

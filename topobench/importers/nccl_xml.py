@@ -45,6 +45,7 @@ from topobench.topology import (
     Topology,
     TopologyWarning,
     format_cpu_list,
+    parse_cpu_list,
 )
 
 SOURCE = "nccl"
@@ -89,16 +90,15 @@ class _Reader:
         first = self.cpus[0]
         arch = clean(first.get("arch"))
         known = bool(self.nodes) and all(n.cpus for n in self.nodes.values())
-        lists = ",".join(n.cpus for n in self.nodes.values())
+        online = {cpu for n in self.nodes.values() for cpu in parse_cpu_list(n.cpus)}
         order = sorted(self.gpus, key=lambda g: (g.index is None, g.index or 0))
         switches = (a for a, d in self.pci.items() if d.pci_class.startswith("0x0680"))
         return imported(
             SOURCE,
             machine=Machine(arch=ARCHITECTURES.get(arch, arch) or None),
             cpus=Cpus(
-                online=lists if known else None,
+                online=format_cpu_list(online) if known else None,
                 vendor=clean(first.get("vendor")) or None,
-                model=_model(first),
                 family=_small_number(first.get("familyid")),
                 model_number=_small_number(first.get("modelid")),
             ),
@@ -215,14 +215,6 @@ def _mask(text: str, node: int) -> tuple[int, ...]:
         return parse_cpu_mask(text) if text else ()
     except ValueError as error:
         raise ImportFailed(f"affinity of numaid {node} is no mask: {clean(text)[:80]}") from error
-
-
-def _model(cpu: Element) -> str | None:
-    """The CPU model by its numbers, as NCCL names it."""
-    family, model = cpu.get("familyid"), cpu.get("modelid")
-    if not (re.fullmatch(r"[0-9]{1,4}", family) and re.fullmatch(r"[0-9]{1,4}", model)):
-        return None
-    return clean(f"{cpu.get('vendor').strip()} family {family} model {model}")
 
 
 def _small_number(text: str) -> int | None:
