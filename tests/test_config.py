@@ -81,7 +81,7 @@ def test_every_key_of_the_example_is_read(tmp_path: Path) -> None:
         blocks=standard.blocks,
         probes=(
             ProbeChoice("host_memory", {"op": ("copy", "triad", "latency")}),
-            ProbeChoice("all_reduce", {"bytes": (8192, 2**20, 10**9), "ranks": (2,)}),
+            ProbeChoice("all_reduce", {"bytes": (8192, 2**20, 10**9), "ranks": (2,), "hosts": ("one", "all")}),
         ),
         bindings=(
             BindingChoice("none"),
@@ -245,7 +245,7 @@ class TestMistakes:
             + ", ".join(registry.names())
             + "; did you mean host_memory?",
             "cluster.yaml:4: probes.all_reduce.byte: unknown key; accepted are bytes, dtype, "
-            "ranks, backend, reduction; did you mean bytes?",
+            "ranks, backend, hosts, reduction; did you mean bytes?",
             "cluster.yaml:4: probes.all_reduce.ranks: '-1' is negative; expected a whole number",
             "cluster.yaml:5: bindings[0]: 'locl' is not known; accepted are none, local, remote, "
             "spread; did you mean local?",

@@ -81,10 +81,10 @@ def test_a_killed_driver_leaves_no_process_and_loses_no_committed_run(
     attached = attach(job, cluster)
     for number in range(ROUNDS):
         before = job.committed()
-        driver = job.start("probe", *MANY, *(attached if number % 2 else ()))
-        if number % 4 > 1:  # else while it starts
+        driver = job.start("probe", *MANY, *(attached if number % 5 else ()))
+        if number % 2:  # else while it starts
             wait_for_runs(job, driver, len(before) + 1)
-        time.sleep(draw.uniform(0.0, 3.0))
+        time.sleep(draw.uniform(0.0, 2.0))
         seen = before | job.committed()
         driver.send_signal(signal.SIGKILL)
         driver.communicate()
