@@ -7,6 +7,7 @@ import re
 _ADDRESS = re.compile(
     r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])", re.IGNORECASE
 )
+_LAST_DEVICE = 0x1F
 
 
 def normalise_address(text: str) -> str | None:
@@ -20,6 +21,8 @@ def normalise_address(text: str) -> str | None:
     if not match:
         return None
     domain, bus, device, function = (int(p or "0", 16) for p in match.groups())
+    if device > _LAST_DEVICE:
+        return None
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
 
 
