@@ -146,8 +146,46 @@ def ack(
     return emit("ack", found, output.value)
 
 
+def accept(
+    *,
+    sweep: Annotated[
+        str, typer.Argument(metavar="SWEEP", help="Id, unique beginning, or latest.")
+    ] = "latest",
+    criteria: Annotated[
+        Path, typer.Option("--criteria", metavar="FILE", help="The rules (docs/accept.md).")
+    ],
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the sheet as a page.")
+    ] = None,
+    imported: Annotated[
+        bool, typer.Option("--imported", help="Judge results of another tool.")
+    ] = False,
+    synthetic: Annotated[
+        bool, typer.Option("--synthetic", help="Judge results made by demo.")
+    ] = False,
+    store: StoreOption = None,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Hold a sweep against acceptance criteria: an answer for each GPU, pair, host or cluster.
+
+    \b
+    Examples:
+      topobench accept --criteria delivery.yaml
+      topobench accept 1a2b3c4d --criteria delivery.yaml --html sheet.html
+    Exit: 0 all pass, 1 inconclusive or not measured, 2 fail or impossible, 3 everything else.
+    """
+    from topobench import accepting
+
+    outcome = accepting.accept(
+        store_url(store), sweep, criteria, html=html, imported=imported, synthetic=synthetic
+    )
+    return emit("accept", outcome, output.value)
+
+
 def add_to(app: typer.Typer) -> None:
     """Declare these commands."""
     app.command()(compare)
+    app.command()(accept)
     app.command()(check)
     app.command()(ack)

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from topobench.compare_select import Selector
-from topobench.db import measured, selecting
+from topobench.db import measured, schema, selecting
 from topobench.db.document import sweep_document
 from topobench.db.engine import reading
 from topobench.db.find import find_sweep
 from topobench.db.measured import Found
 from topobench.db.selecting import Selection
 from topobench.db.store import Store
+from topobench.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,16 @@ class Source:
     def document(self, sweep: str) -> dict[str, Any]:
         """As :meth:`Store.sweep_document`."""
         return sweep_document(self.connection, find_sweep(self.connection, sweep).id, self.url)
+
+    def topologies(self, sweep: str) -> dict[str, Topology]:
+        """The wiring of each host of a sweep as it was then, by host key."""
+        s, h, t = schema.sweep_host, schema.host, schema.topology
+        query = (
+            sa.select(h.c.key, t.c.document)
+            .select_from(s.join(h, h.c.id == s.c.host_id).join(t, t.c.id == s.c.topology_id))
+            .where(s.c.sweep_id == find_sweep(self.connection, sweep).id)
+        )
+        return {r.key: Topology.from_json(r.document) for r in self.connection.execute(query)}
 
 
 @contextlib.contextmanager
