@@ -142,10 +142,16 @@ def _draft(case: _Case, number: int, host: HostEvidence) -> _Draft:
     )
     level = worst([c.level for c in checks if c.name in _STATISTICAL])
     joint = together(evidence, (case.inside, case.peers, case.past.flags), rows, policy)
-    if SEVERITY[joint] > SEVERITY[level]:
-        checks = tuple(replace(c, level=joint) if c.level is Level.WATCH else c for c in checks)
+    if _is_bad(joint) and SEVERITY[joint] > SEVERITY[level]:
+        checks = tuple(_raised(c, joint) for c in checks)
         level = joint
     return _Draft(host, checks, level, devices)
+
+
+def _raised(check: Check, level: Level) -> Check:
+    """A comparison that only watches, raised where another one watches, too."""
+    watches = check.name in _STATISTICAL and check.level is Level.WATCH
+    return replace(check, level=level) if watches else check
 
 
 def _is_stale(case: _Case, number: int, host: HostEvidence) -> bool:
