@@ -12,7 +12,7 @@ import pytest
 from launching import cell, host
 from topobench import sweep
 from topobench.errors import AgentError, StoreUnreachable
-from topobench.reading import Binding, Cell, ReasonCode, Run, Status
+from topobench.reading import Binding, Cell, Member, Reason, ReasonCode, Run, Status
 
 Behaviour = Callable[[Sequence[Cell]], Iterator[Run]]
 
@@ -22,6 +22,7 @@ class Agent:
 
     def __init__(self, key: str, *behaviours: Behaviour) -> None:
         self.host = dataclasses.replace(host(), key=key)
+        self.lost: str | None = None
         self.batches: list[list[str]] = []
         self.cancelled = threading.Event()
         self._behaviours = list(behaviours)
@@ -32,6 +33,18 @@ class Agent:
 
     def cancel(self) -> None:
         self.cancelled.set()
+
+    def run_part(self, cell: Cell, *, attempt: int, fresh: bool, last: bool) -> tuple[Run, bool]:
+        raise AssertionError("no cell here spans hosts")
+
+    def published(self, cell: str, seconds: float) -> str | None:
+        raise AssertionError("no cell here spans hosts")
+
+    def tell(self, cell: str, address: str) -> None:
+        raise AssertionError("no cell here spans hosts")
+
+    def lose(self, cell: str, text: str, seconds: float) -> None:
+        raise AssertionError("no cell here spans hosts")
 
 
 class Store:
@@ -158,3 +171,132 @@ def test_a_stop_leaves_later_batches_planned() -> None:
 )
 def test_the_exit_code_of_a_sweep(counts: dict[str, int], failures: int, code: int) -> None:
     assert sweep.exit_code(counts, failures) == code
+
+
+class Joined(Agent):
+    """An agent whose part of every joint cell ends as told."""
+
+    def __init__(self, key: str, part: Callable[[Joined, Cell], Run], *behaviours: Behaviour):
+        super().__init__(key, *behaviours)
+        self.fresh: list[bool] = []
+        self.told: list[str] = []
+        self.lost_parts: list[str] = []
+        self.ended = threading.Event()
+        self._part = part
+
+    def run_part(self, cell: Cell, *, attempt: int, fresh: bool, last: bool) -> tuple[Run, bool]:
+        self.fresh.append(fresh)
+        self.ended.clear()
+        run = self._part(self, cell)
+        self.ended.set()
+        return run, run.status is Status.OK and not last
+
+    def published(self, cell: str, seconds: float) -> str | None:
+        return f"10.0.0.1 for {cell}"
+
+    def tell(self, cell: str, address: str) -> None:
+        self.told.append(address)
+
+    def lose(self, cell: str, text: str, seconds: float) -> None:
+        self.lost_parts.append(text)
+        self.ended.set()
+
+
+def joint_cells(*hosts: str, count: int = 2) -> list[Cell]:
+    """Cells of one gang over hosts."""
+    made = [cell("steady", ranks=len(hosts)) for _ in range(count)]
+    return [dataclasses.replace(c, host=hosts[0], hosts=hosts) for c in made]
+
+
+def part_ok(agent: Joined, cell: Cell) -> Run:
+    run = next(iter(good([cell])))
+    members = (Member(cell.hosts.index(agent.host.key), agent.host.key),)
+    return dataclasses.replace(run, members=members, conditions={"of": agent.host.key})
+
+
+def part_waits_to_be_lost(agent: Joined, cell: Cell) -> Run:
+    assert agent.ended.wait(10), "nobody told this part that another is lost"
+    reason = Reason(ReasonCode.RANK_LOST, "Connection closed by peer")
+    return dataclasses.replace(part_ok(agent, cell), status=Status.FAILED, reason=reason)
+
+
+def part_dies(agent: Joined, cell: Cell) -> Run:
+    raise AgentError(f"host {agent.host.name}: its agent died")
+
+
+def test_a_joint_cell_is_one_run_made_of_all_its_parts() -> None:
+    agents = [Joined(k, part_ok) for k in ("h1", "h2", "h3")]
+    cells = joint_cells("h1", "h2", "h3")
+    found = drive(cells, agents, Store())
+    assert [found[c.id].status for c in cells] == [Status.OK, Status.OK]
+    run = found[cells[0].id]
+    assert [(m.rank, m.host) for m in run.members] == [(0, "h1"), (1, "h2"), (2, "h3")]
+    assert run.conditions == {
+        "of": "h1",
+        "hosts": {"h2": {"of": "h2"}, "h3": {"of": "h3"}},
+    }
+    assert [a.fresh for a in agents] == [[True, False]] * 3, "the second cell has the same workers"
+    assert agents[0].told == []
+    assert agents[1].told == agents[2].told == [f"10.0.0.1 for {c.id}" for c in cells]
+
+
+def test_a_lost_part_fails_its_cells_names_the_host_and_spares_other_pairs() -> None:
+    agents = [
+        Joined("h1", part_ok),
+        Joined("h2", part_waits_to_be_lost),
+        Joined("h3", part_dies),
+        Joined("h4", part_ok),
+    ]
+    agents[2].host = dataclasses.replace(agents[2].host, name="third")
+    with_lost, others = joint_cells("h2", "h3"), joint_cells("h1", "h4")
+    found = drive([*with_lost, *others], agents, Store())
+    for c in with_lost:
+        assert found[c.id].status is Status.FAILED
+        assert str(found[c.id].reason) == "host_lost: host third: its agent died"
+    assert [found[c.id].status for c in others] == [Status.OK, Status.OK]
+    assert len(agents[1].lost_parts) == 1
+    assert "third gave no result: host_lost" in agents[1].lost_parts[0]
+    assert len(agents[2].fresh) == 1, "a lost host was asked again"
+
+
+def test_the_cause_is_told_and_not_its_echo_on_other_hosts() -> None:
+    def crashed(agent: Joined, cell: Cell) -> Run:
+        reason = Reason(ReasonCode.RANK_LOST, "rank 1 of 2 was lost: signal: SIGKILL")
+        return dataclasses.replace(part_ok(agent, cell), status=Status.FAILED, reason=reason)
+
+    agents = [Joined("h1", part_waits_to_be_lost), Joined("h2", crashed)]
+    cells = joint_cells("h1", "h2", count=1)
+    reason = drive(cells, agents, Store())[cells[0].id].reason
+    assert reason is not None
+    assert "rank 1 of 2 was lost: signal: SIGKILL" in reason.text
+
+
+def test_joint_cells_wait_until_their_hosts_are_done_with_their_own() -> None:
+    done: list[str] = []
+
+    def alone(cells: Sequence[Cell]) -> Iterator[Run]:
+        yield from good(cells)
+        done.append("alone")
+
+    def part(agent: Joined, cell: Cell) -> Run:
+        done.append("joint")
+        return part_ok(agent, cell)
+
+    agents = [Joined("h1", part, alone, alone), Joined("h2", part)]
+    drive([*joint_cells("h1", "h2", count=1), *plan("h1")], agents, Store())
+    assert done == ["alone", "alone", "joint", "joint"]
+
+
+def test_a_pair_never_overtakes_a_gang_that_waits_for_its_host() -> None:
+    order: list[tuple[str, ...]] = []
+
+    def part(agent: Joined, cell: Cell) -> Run:
+        if agent.host.key == cell.hosts[0]:
+            order.append(cell.hosts)
+        return part_ok(agent, cell)
+
+    agents = [Joined(k, part) for k in ("h1", "h2", "h3")]
+    wanted = [("h1", "h2"), ("h1", "h2", "h3"), ("h2", "h3")]
+    cells = [c for hosts in wanted for c in joint_cells(*hosts, count=1)]
+    drive(cells, agents, Store())
+    assert order == wanted

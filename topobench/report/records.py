@@ -126,8 +126,12 @@ class Places:
         """
         Where a cell ran: ``GPU 3``, or ``gpu01:GPU3`` where there are several hosts.
 
-        A pair that one process measures has a direction: ``GPU 0>1``.
+        A pair that one process measures has a direction: ``GPU 0>1``. What several hosts
+        measure together is ``gpu01-gpu02``, or ``8 hosts``.
         """
+        if spanned := list(dict.fromkeys(cell.get("hosts") or ())):
+            names = [self.hosts.get(h) or clean(h) for h in spanned]
+            return "-".join(names) if len(names) == 2 else f"{len(names)} hosts"
         paired = cell.get("ranks") == 1 and len(cell["devices"]) == 2
         devices = self.pair(cell["devices"]) if paired else self.devices(cell["devices"])
         if len(self.hosts) < 2:

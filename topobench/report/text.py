@@ -19,6 +19,7 @@ from topobench.report import copy_fits, problems, records
 from topobench.report.conditions import conditions_section
 from topobench.report.figures import UNKNOWN
 from topobench.report.hosts import hosts_section
+from topobench.report.network import network_section
 from topobench.report.notes import notes
 from topobench.report.probe_tables import ProbeTables
 from topobench.report.safe import clean, command
@@ -61,6 +62,7 @@ def _parts(document: Document, exit_code: int | None) -> Iterator[RenderableType
     title = "HOST" if len(hosts) == 1 else f"HOSTS ({len(hosts)})"
     yield from section(title, hosts_section(hosts, cells))
     yield from section("MEASURED", _measured(cells, places))
+    yield from section("NETWORK", network_section(cells, places))
     yield from section("CONDITIONS", conditions_section(cells, places))
     yield from section("FAILED OR INVALID", problems.problems(cells, places))
     yield from section("LEFT OUT", problems.left_out(cells, len(hosts)))

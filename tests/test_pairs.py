@@ -1,0 +1,110 @@
+"""Which hosts measure together: rounds of disjoint pairs, gangs over all hosts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+import pytest
+
+from planning import configured, dual, host, planned, small
+from topobench import pairs
+from topobench.plan import batches, estimate_all, estimate_together, make_plan
+from topobench.reading import Cell, ReasonCode, Status
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 8, 31, 64])
+def test_every_pair_meets_once_in_rounds_of_disjoint_pairs(count: int) -> None:
+    rounds = pairs.every_round(count)
+    assert len(rounds) == count - 1 + count % 2
+    assert sorted(itertools.chain(*rounds)) == list(itertools.combinations(range(count), 2))
+    for one in rounds:
+        assert max(Counter(itertools.chain(*one)).values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "every", "rounds"),
+    [(3, False, 3), (16, False, 6), (64, True, 63), (65, True, 9), (1000, False, 12), (1, True, 0)],
+)
+def test_so_many_rounds_are_measured(count: int, every: bool, rounds: int) -> None:
+    assert len(pairs.rounds(count, random.Random(1), every=every)) == rounds
+
+
+def test_the_seed_decides_who_meets() -> None:
+    drawn = [pairs.rounds(20, random.Random(s), every=False) for s in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def joint(*hosts: str, **flags: str) -> list[Cell]:
+    """The cells over several hosts of a plan."""
+    plan = make_plan(configured(**flags), [host(small(), h) for h in hosts], seed=1)
+    return [c for c in planned(plan.cells) if c.hosts]
+
+
+def test_pairs_come_before_gangs_and_all_after_what_hosts_do_alone() -> None:
+    plan = make_plan(configured(), [host(small(), h) for h in ("h1", "h2", "h3")], seed=1)
+    kinds = [(len(set(c.hosts)), c.case.probe) for c in planned(plan.cells)]
+    assert [k for k, _ in itertools.groupby(kinds, key=lambda k: k[0])] == [0, 2, 3]
+    assert {p for n, p in kinds if n == 3} == {"all_reduce"}
+
+
+def test_both_directions_of_a_pair_share_its_workers() -> None:
+    cells = joint("h1", "h2", "h3", probes="host_network")
+    assert [len(b) for b in batches(cells)] == [2, 2, 2]
+    assert {tuple(c.case.params["direction"] for c in b) for b in batches(cells)} == {("out", "in")}
+    assert {c.hosts for c in cells} == {("h1", "h2"), ("h1", "h3"), ("h2", "h3")}
+    assert {(c.ranks, c.host == c.hosts[0]) for c in cells} == {(2, True)}
+
+
+def test_hosts_are_in_the_same_order_whatever_order_they_answer_in() -> None:
+    there, back = (joint(*names, probes="all_reduce") for names in (("a", "b"), ("b", "a")))
+    assert {c.hosts for c in there} == {c.hosts for c in back} == {("a", "b")}
+
+
+def test_pairs_left_out_are_counted() -> None:
+    hosts = [host(small(), f"h{n}") for n in range(16)]
+    plan = make_plan(configured(probes="host_network"), hosts, seed=1)
+    assert len({c.hosts for c in plan.cells}) == 48
+    assert "host_network: 48 of 120 pairs of hosts are measured" in " ".join(plan.warnings)
+    assert "72 are left out" in " ".join(plan.warnings)
+
+
+def test_gangs_over_gpus_have_a_rank_for_each_gpu_of_every_host() -> None:
+    hosts = [host(dual(8), "h1"), host(dual(4), "h2"), host(small(), "head")]
+    plan = make_plan(configured(probes="all_reduce"), hosts, seed=1)
+    cells = [c for c in planned(plan.cells) if c.hosts]
+    assert {c.hosts for c in cells} == {("h1",) * 8 + ("h2",) * 4}
+    for cell in cells:
+        assert (cell.ranks, cell.case.params["backend"], cell.arm.ring) == (12, "nccl", "auto")
+        assert len(set(cell.devices)) <= 12 == len(cell.devices)
+
+
+def test_a_parameter_declared_later_is_not_named_at_its_default() -> None:
+    plan = make_plan(configured(probes="all_reduce"), [host(small(), "h1")], seed=1)
+    params = [c.case.params for c in planned(plan.cells)]
+    assert params
+    assert all("hosts" not in p for p in params)
+
+
+def test_one_host_has_nobody_to_meet() -> None:
+    plan = make_plan(configured(probes="host_network"), [host(small(), "h1")], seed=1)
+    assert [(c.status, c.reason and c.reason.code) for c in plan.cells] == [
+        (Status.SKIPPED, ReasonCode.NEEDS_2_HOSTS)
+    ]
+
+
+def test_the_estimate_counts_disjoint_pairs_once() -> None:
+    cells = joint("h1", "h2", "h3", "h4", probes="host_network")
+    one = estimate_together(batches(cells)[0])
+    assert estimate_together(cells) == pytest.approx(3 * one)
+    assert estimate_all(cells) == estimate_together(cells)
+
+
+def test_a_budget_is_shared_between_hosts_alone_and_together() -> None:
+    hosts = [host(small(), h) for h in ("h1", "h2", "h3")]
+    plan = make_plan(configured(budget="30s"), hosts, seed=1)
+    assert plan.estimated_seconds <= 30
+    kept = planned(plan.cells)
+    assert any(c.hosts for c in kept)
+    assert any(not c.hosts for c in kept)
