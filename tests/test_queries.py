@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storing import BANDWIDTH, begin, cell, host, reading, run
+from storing import BANDWIDTH, LATENCY, begin, cell, host, reading, run
 from topobench.db import queries
 from topobench.db.queries import bind, list_queries, load, parse, run_query
+from topobench.db.retention import vacuum
 from topobench.db.store import Store
 from topobench.errors import UsageError
-from topobench.reading import Binding, Reason, ReasonCode, Scalar, Status
+from topobench.reading import Binding, Reason, ReasonCode, Run, Scalar, Status
+from topobench.retention import Retention
 
 Rows = list[dict[str, Any]]
 NOW = "2026-11-03T01:00:00Z"
@@ -275,8 +278,8 @@ def test_an_arm_of_another_definition_is_another_series(store: Store) -> None:
 def test_a_query_on_an_empty_store_has_columns_and_no_rows(name: str, tmp_path: Path) -> None:
     query = load(name)
     with Store.open(f"sqlite:///{tmp_path}/x.db") as store:
-        if any(p.kind == "sweep" for p in query.parameters):
-            with pytest.raises(UsageError, match="no sweep is stored yet"):
+        if any(p.kind in ("sweep", "run") for p in query.parameters):
+            with pytest.raises(UsageError, match=r"no (sweep|run) is stored yet"):
                 run_query(store, name)
             return
         found = run_query(store, name)
@@ -336,6 +339,55 @@ def test_values_are_parsed_by_kind(store: Store) -> None:
         "moment": 1793574010.0,
         "sweep": sweep,
     }
+
+
+def with_samples(store: Store) -> Run:
+    """A run with two readings; the first sample of each is a warm-up."""
+    planned = cell()
+    begin(store, planned)
+    readings = []
+    for values in ([9.0, 1.0, 2.5], [8.0, 3.0]):
+        made = reading(2.0, samples=values, metric=BANDWIDTH if values[0] == 9 else LATENCY)
+        readings.append(replace(made, summary=replace(made.summary, warmups=1)))
+    done = run(planned, *readings)
+    store.put_run(done)
+    return done
+
+
+def test_samples_come_one_a_row_in_measured_order(store: Store) -> None:
+    done = with_samples(store)
+    for text in (done.id, done.id[:7], "latest"):
+        rows = answer(store, "samples", run=text)
+        assert pick(rows, "metric", "position", "warmup", "value") == [
+            (BANDWIDTH, 0, 1, 9.0),
+            (BANDWIDTH, 1, 0, 1.0),
+            (BANDWIDTH, 2, 0, 2.5),
+            (LATENCY, 0, 1, 8.0),
+            (LATENCY, 1, 0, 3.0),
+        ]
+    assert {(r["run"], r["median"], r["n"]) for r in rows} == {(done.id, 2.0, 3), (done.id, 2.0, 2)}
+    rows = answer(store, "samples", metric="latency%")
+    assert pick(rows, "value") == [(8.0,), (3.0,)]
+
+
+def test_samples_that_are_gone_are_told(store: Store) -> None:
+    done = with_samples(store)
+    vacuum(store, Retention(samples_seconds=DAY), now="2026-12-01T00:00:00Z")
+    with pytest.raises(UsageError, match=r"no such samples are stored: .* vacuum. removes old"):
+        answer(store, "samples", run=done.id)
+    with pytest.raises(UsageError, match=f"no run begins with 'zz'; the last .* {done.id[:8]}"):
+        answer(store, "samples", run="zz")
+
+
+def test_a_beginning_of_several_runs_is_refused(store: Store) -> None:
+    ids = ("aaaa0000-0000-4000-8000-000000000001", "aaaa0000-0000-4000-8000-000000000002")
+    cells = [cell(process_no=n) for n in range(2)]
+    begin(store, *cells)
+    for planned, id in zip(cells, ids, strict=True):
+        store.put_run(replace(run(planned, reading(1.0, samples=[1.0])), id=id))
+    with pytest.raises(UsageError, match="several runs begin with 'aaaa'"):
+        answer(store, "samples", run="aaaa")
+    assert pick(answer(store, "samples", run=ids[0]), "run", "value") == [(ids[0], 1.0)]
 
 
 def test_a_header_without_a_question_is_refused() -> None:

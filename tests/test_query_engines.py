@@ -21,6 +21,8 @@ from topobench.db.queries import Query, bind, list_queries
 from topobench.db.readonly import plain
 from topobench.stats import interval_ranks
 
+ASKED = [q for q in list_queries() if q.name != "samples"]
+"""Those whose answer is SQL's alone; topobench itself unpacks samples."""
 UUID = re.compile(r"^[0-9a-f]{8}-[0-9a-f-]{27}$")
 FEW = {"form-factors": {"probe": "host_to_device", "metric": "band%", "seq_len": "0"}}
 """Parameters of queries whose defaults ask for what the made fleet did not measure."""
@@ -54,7 +56,7 @@ def with_literals(fleet: Fleet, query: Query) -> str:
 
 
 def test_every_query_has_rows_to_compare(sqlite_fleet: Fleet) -> None:
-    empty = [q.name for q in list_queries() if not expected(sqlite_fleet, q)]
+    empty = [q.name for q in ASKED if not expected(sqlite_fleet, q)]
     assert empty == []
 
 
@@ -62,7 +64,7 @@ def test_every_query_has_rows_to_compare(sqlite_fleet: Fleet) -> None:
 def test_postgresql_answers_every_query_as_sqlite_does(
     sqlite_fleet: Fleet, postgres_fleet: Fleet
 ) -> None:
-    for query in list_queries():
+    for query in ASKED:
         ours = sqlite_fleet.answer(query.name, **typed(query))
         theirs = postgres_fleet.answer(query.name, **typed(query))
         assert theirs.columns == ours.columns, query.name
@@ -89,7 +91,7 @@ def test_plain_sqlite3_takes_the_text_as_it_is(sqlite_fleet: Fleet) -> None:
     """The text of a query is ready for any client; only parameters must be given."""
     path = sqlite_fleet.url.removeprefix("sqlite:///")
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
-        for query in list_queries():
+        for query in ASKED:
             values = bind(sqlite_fleet.store, query, typed(query))
             rows = connection.execute(query.sql, values).fetchall()
             assert comparable(rows) == expected(sqlite_fleet, query), query.name
@@ -99,9 +101,8 @@ def test_plain_sqlite3_takes_the_text_as_it_is(sqlite_fleet: Fleet) -> None:
 @pytest.mark.skipif(shutil.which("sqlite3") is None, reason="the program sqlite3 is not here")
 def test_the_program_sqlite3_gives_the_same_answers(sqlite_fleet: Fleet) -> None:
     path = sqlite_fleet.url.removeprefix("sqlite:///")
-    asked = list_queries()
     script = ".mode json\n" + "".join(
-        f".print ---\n{with_literals(sqlite_fleet, q)};\n" for q in asked
+        f".print ---\n{with_literals(sqlite_fleet, q)};\n" for q in ASKED
     )
     done = subprocess.run(
         ["sqlite3", "-readonly", "-batch", "-bail", path],
@@ -112,7 +113,7 @@ def test_the_program_sqlite3_gives_the_same_answers(sqlite_fleet: Fleet) -> None
         check=False,
     )
     assert done.stderr == ""
-    for query, text in zip(asked, done.stdout.split("---\n")[1:], strict=True):
+    for query, text in zip(ASKED, done.stdout.split("---\n")[1:], strict=True):
         rows = [list(r.values()) for r in json.loads(text or "[]")]
         assert comparable(rows) == expected(sqlite_fleet, query), query.name
 
@@ -150,7 +151,7 @@ def _sqlite_reader() -> str:
 
 
 def _same_answers(fleet: Fleet, connection: Any) -> None:
-    for query in list_queries():
+    for query in ASKED:
         rows = connection.execute(with_literals(fleet, query)).fetchall()
         assert comparable(rows) == expected(fleet, query), query.name
 

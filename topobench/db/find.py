@@ -1,4 +1,4 @@
-"""Finds sweeps by what people type: an id, its beginning, or ``latest``."""
+"""Finds sweeps and runs by what people type: an id, its beginning, or ``latest``."""
 
 from __future__ import annotations
 
@@ -52,3 +52,29 @@ def find_sweep(connection: Connection, text: str) -> Any:
     recent = [r.uuid[:8] for r in connection.execute(query.limit(3))]
     known = f"the newest are {', '.join(recent)}" if recent else "none is stored yet"
     raise NotFound(f"no sweep begins with {text!r}; {known}")
+
+
+def find_run(connection: Connection, text: str) -> str:
+    """
+    The UUID of the one run a text means; ``latest`` is the one stored last.
+
+    Raises:
+        NotFound: None or several; the message names some.
+    """
+    r = schema.run
+    recent = sa.select(r.c.uuid).order_by(r.c.id.desc())
+    if text == LATEST:
+        newest = connection.execute(recent.limit(1)).scalar()
+        if newest is None:
+            raise NotFound("no run is stored yet; `topobench probe` makes some")
+        return str(newest)
+    begins = r.c.uuid.startswith(text.lower(), autoescape=True)
+    found = connection.execute(recent.where(begins).limit(4)).scalars().all() if text else []
+    if len(found) == 1:
+        return str(found[0])
+    if found:
+        named = ", ".join(u[: len(text) + 8] for u in found)
+        raise NotFound(f"several runs begin with {text!r}: {named}; give more of the id")
+    some = [u[:8] for u in connection.execute(recent.limit(3)).scalars()]
+    known = f"the last stored are {', '.join(some)}" if some else "none is stored yet"
+    raise NotFound(f"no run begins with {text!r}; {known}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from topobench import units
+from topobench.db import samples
 from topobench.db.columns import parse_time, time_text
 from topobench.db.engine import reading
 from topobench.db.readonly import Answer, plain
@@ -30,7 +31,7 @@ from topobench.db.store import Store
 from topobench.errors import NotFound, UsageError
 
 FOLDER = Path(__file__).with_name("queries")
-KINDS = ("text", "integer", "bytes", "number", "time", "moment", "sweep")
+KINDS = ("text", "integer", "bytes", "number", "time", "moment", "sweep", "run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Parameter:
     Args:
         kind: text; integer; bytes ("64K"); number; time (ISO 8601, or an age such as
             "30d", given to SQL as a time); moment (the same, in seconds since 1970);
-            sweep (id, unique beginning or ``latest``, given to SQL as the UUID).
+            sweep, run (id, unique beginning or ``latest``, given to SQL as the UUID).
         default: As typed.
     """
 
@@ -119,8 +120,11 @@ def run_query(
     values = bind(store, query, given)
     with reading(store.engine) as connection:
         result = connection.execute(sa.text(_without_comments(query.sql)), values)
-        rows = tuple(tuple(map(plain, r)) for r in result)
-    return Answer(tuple(result.keys()), rows)
+        columns: Sequence[str] = tuple(result.keys())
+        rows: samples.Rows = result.all()
+    if samples.are_packed(columns):
+        columns, rows = samples.spread(columns, rows)
+    return Answer(tuple(columns), tuple(tuple(map(plain, r)) for r in rows))
 
 
 def bind(store: Store, query: Query, given: Mapping[str, str]) -> dict[str, Any]:
@@ -151,6 +155,8 @@ def _value(store: Store, parameter: Parameter, text: str, now: datetime) -> Any:
                 return _moment(text, now).timestamp()
             case "sweep":
                 return store.resolve_sweep(text)
+            case "run":
+                return store.resolve_run(text)
             case _:
                 return text
     except NotFound as error:

@@ -27,7 +27,7 @@ from topobench.db.engine import (
     sqlite_path,
 )
 from topobench.db.files import check_place, identity
-from topobench.db.find import LATEST, find_sweep, sweep_query
+from topobench.db.find import LATEST, find_run, find_sweep, sweep_query
 from topobench.db.sweeps import SweepStart
 from topobench.db.writer import Stored, Writer
 from topobench.errors import StoreUnreachable
@@ -246,6 +246,19 @@ class Store:
         with reading(self._engine) as connection:
             uuid: str = find_sweep(connection, text).uuid
         return uuid
+
+    def resolve_run(self, text: str) -> str:
+        """
+        The UUID of a run.
+
+        Args:
+            text: UUID, unique beginning, or ``latest``.
+
+        Raises:
+            NotFound: None or several such; the message names some.
+        """
+        with reading(self._engine) as connection:
+            return find_run(connection, text)
 
     def cells_to_resume(self, id: str) -> tuple[list[Cell], dict[str, int]]:
         """
