@@ -9,6 +9,9 @@ the largest effect (``between``).
 The minimum detectable effect is 1.65 times half that range. An interval of six effects
 excludes 0 when all lie on one side; normal effects do so with probability 0.9 if their
 middle is 2.1 standard deviations from 0, and half the range of six is 1.27 of them.
+
+CROSS JOIN with the conditions in WHERE means the same as JOIN, but SQLite keeps the order: it
+would else begin with every reading there ever was.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ WITH arms AS (
 ), compared AS (
     SELECT t.id AS series_id, ref.id AS reference_id, t.sweep_id
     FROM arms t
-    JOIN arms ref
-        ON ref.host_id = t.host_id AND ref.case_id = t.case_id
+    CROSS JOIN arms ref
+    WHERE ref.host_id = t.host_id AND ref.case_id = t.case_id
         AND ref.device_set_id = t.device_set_id AND ref.n_ranks = t.n_ranks
         AND ref.n_hosts = t.n_hosts AND ref.source = t.source AND ref.synthetic = t.synthetic
         AND ref.sweep_id = t.sweep_id AND {same}
@@ -37,14 +40,19 @@ WITH arms AS (
         rt.topology_id, rt.started_at, rt.started_unix_seconds,
         {effect} AS effect, {first_end} AS first_end, {second_end} AS second_end
     FROM compared x
-    JOIN run rt ON rt.series_id = x.series_id AND rt.sweep_id = x.sweep_id
-    JOIN cell c ON c.id = rt.cell_id
-    JOIN run rr ON rr.series_id = x.reference_id AND rr.sweep_id = x.sweep_id
-    JOIN cell cr ON cr.id = rr.cell_id AND cr.process_no = c.process_no AND cr.block = c.block
-    JOIN reading dt ON dt.run_id = rt.id
-    JOIN reading dr ON dr.run_id = rr.id AND dr.metric_id = dt.metric_id AND dr.point = dt.point
-    JOIN metric m ON m.id = dt.metric_id
-    WHERE rt.status IN ('ok', 'partial') AND rr.status IN ('ok', 'partial')
+    CROSS JOIN run rt
+    CROSS JOIN cell c
+    CROSS JOIN run rr
+    CROSS JOIN cell cr
+    CROSS JOIN reading dt
+    CROSS JOIN reading dr
+    CROSS JOIN metric m
+    WHERE rt.series_id = x.series_id AND rt.sweep_id = x.sweep_id AND c.id = rt.cell_id
+        AND rr.series_id = x.reference_id AND rr.sweep_id = x.sweep_id
+        AND cr.id = rr.cell_id AND cr.process_no = c.process_no AND cr.block = c.block
+        AND dt.run_id = rt.id AND dr.run_id = rr.id
+        AND dr.metric_id = dt.metric_id AND dr.point = dt.point AND m.id = dt.metric_id
+        AND rt.status IN ('ok', 'partial') AND rr.status IN ('ok', 'partial')
         AND dt.median IS NOT NULL AND dr.median > 0 AND dt.rank IS NULL
         AND m.better <> 0 AND m.name <> 'locality_ratio'
 ), placed AS (
