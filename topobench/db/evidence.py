@@ -324,9 +324,8 @@ def _series(connection: Connection, window: _Window, columns: Columns) -> dict[i
     """What each series of the readings measures."""
     s, p, a, ds = schema.series, schema.probe_case, schema.arm, schema.device_set
     classes = _path_classes(connection, window)
-    models = dict(
-        connection.execute(sa.select(schema.device.c.key, schema.device.c.model)).tuples().all()
-    )
+    known = connection.execute(sa.select(schema.device.c.key, schema.device.c.model))
+    models = {row.key: row.model for row in known}
     found = {}
     for some in chunks(columns.series_ids()):
         query = (
@@ -362,7 +361,7 @@ def _path_classes(connection: Connection, window: _Window) -> dict[int, str]:
             .where(c.c.sweep_id.in_(some), c.c.path_class.is_not(None))
             .distinct()
         )
-        found.update(connection.execute(query).tuples().all())
+        found.update({row.series_id: row.path_class for row in connection.execute(query)})
     return found
 
 

@@ -1,0 +1,336 @@
+"""`check`, `ack` and the change ledger, on stored sweeps of both engines."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import storing
+from documents import check as valid
+from topobench import cli, judging
+from topobench.db import schema
+from topobench.db.engine import reading
+from topobench.db.store import Store
+from topobench.errors import ConfigError, NotFound, UsageError
+from topobench.host import Host
+
+HOSTS = 9
+CASES = 2
+NOW = datetime.datetime(2026, 11, 10, tzinfo=datetime.UTC)
+
+
+def night(
+    store: Store,
+    day: int,
+    *,
+    slow: Mapping[str, float] | None = None,
+    only: int = HOSTS,
+    hosts: Mapping[int, Host] | None = None,
+    second: float = 0,
+) -> str:
+    """A sweep of some hosts of one class; speeds are equal but for the slow ones."""
+    found = [(hosts or {}).get(n) or machine(n) for n in range(only)]
+    cells = [
+        storing.cell(host=h.key, params={"bytes": 1 << (20 + c)}, binding="local")
+        for h in found
+        for c in range(CASES)
+    ]
+    sweep = storing.begin(store, *cells, hosts=found, day=day, started_at=storing.at(second, day))
+    for cell in cells:
+        share = 1 - (slow or {}).get(cell.host, 0.0)
+        made = storing.run(cell, storing.reading(5e10 * share), day=day, second=second + 5)
+        store.put_run(made)
+    store.end_sweep(sweep, ended_at=storing.at(second + 60, day))
+    return sweep
+
+
+def machine(number: int, **wiring: Any) -> Host:
+    return storing.host(
+        f"k{number}", name=f"h{number}", **{"gpus": 2, "prefix": f"G{number}", **wiring}
+    )
+
+
+def with_driver(host: Host, version: str) -> Host:
+    machine = replace(host.topology.machine, driver=version)
+    prints = {**host.topology.fingerprints, "config": f"tfp1:{version}"}
+    return replace(host, topology=replace(host.topology, machine=machine, fingerprints=prints))
+
+
+def rows(store: Store, table: sa.Table) -> list[Any]:
+    with reading(store.engine) as connection:
+        return list(connection.execute(sa.select(table).order_by(table.c.id)))
+
+
+def levels(data: Mapping[str, Any]) -> dict[str, str]:
+    return {s["name"]: s["level"] for s in data["subjects"] if s["device"] is None}
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """What a command prints as JSON, its exit code checked against the document."""
+    code = cli.main([*arguments, "--format", "json"])
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert told["exit_code"] == code
+    valid(told, "error" if told["status"] == "error" else arguments[0])
+    return told
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/t.db"
+
+
+def test_a_slow_host_is_learning_then_degraded_and_its_verdict_is_stored(
+    store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store.open(store_url) as store:
+        night(store, 2, slow={"k4": 0.05})
+        first = document(capsys, "check", "--store", store_url)
+        assert (first["exit_code"], set(levels(first["data"]).values())) == (0, {"learning"})
+        last = night(store, 3, slow={"k4": 0.05})
+        found = document(capsys, "check", "--store", store_url)
+        assert (found["exit_code"], found["status"]) == (1, "degraded")
+        assert {h: v for h, v in levels(found["data"]).items() if v != "learning"} == {
+            "h4": "degraded"
+        }
+        stored = [r for r in rows(store, schema.verdict) if r.superseded_by is None]
+        told = [r for r in stored if r.check_name == "overall" and r.level == "degraded"]
+        assert len(told) == 1
+        assert told[0].policy_version == "1"
+        assert told[0].action.startswith("scontrol update NodeName=h4")
+        assert told[0].as_of == found["data"]["as_of"] == storing.at(60, 3)
+        peers = next(r for r in stored if r.level == "degraded" and r.check_name == "peers")
+        assert (peers.value, peers.reference) == (pytest.approx(4.75e10), pytest.approx(5e10))
+        assert peers.effect_ratio == pytest.approx(-0.05)
+        assert peers.confirmed_count == 2
+        assert found["data"]["sweep"] == last
+
+
+def test_the_same_check_again_adds_nothing_and_other_rules_supersede(
+    url: str, tmp_path: Path
+) -> None:
+    with Store.open(url) as store:
+        for day in (2, 3):
+            night(store, day, slow={"k4": 0.05})
+        once = judging.check(url).data
+        count = len(rows(store, schema.verdict))
+        assert judging.check(url).data == once
+        assert len(rows(store, schema.verdict)) == count
+        lax = tmp_path / "policy.yaml"
+        lax.write_text("bandwidth_delta: 0.06\n")
+        other = judging.check(url, policy=lax)
+        assert levels(other.data)["h4"] == "learning"
+        assert other.data["policy"].startswith("1+")
+        verdicts = rows(store, schema.verdict)
+        assert len(verdicts) == 2 * count
+        assert all(v.superseded_by is not None for v in verdicts[:count])
+        assert all(v.superseded_by is None for v in verdicts[count:])
+
+
+def test_as_of_judges_what_was_known_then_and_when_data_are_old(url: str) -> None:
+    with Store.open(url) as store:
+        first = night(store, 2, slow={"k4": 0.05})
+        night(store, 3, slow={"k4": 0.05})
+    assert levels(judging.check(url, first).data)["h4"] == "learning"
+    late = judging.check(url, as_of="2026-11-30")
+    assert (set(levels(late.data).values()), late.exit_code) == ({"unknown"}, 3)
+    with pytest.raises(UsageError, match="lies before sweep"):
+        judging.check(url, as_of="2026-11-01")
+    with pytest.raises(UsageError, match="is no time; write 2026-11-29"):
+        judging.check(url, as_of="yesterday")
+
+
+def test_the_last_sweep_of_a_day_counts_so_a_repair_shows_at_once(url: str) -> None:
+    with Store.open(url) as store:
+        for day in (2, 3, 4):
+            night(store, day, slow={"k0": 0.05})
+        night(store, 4, only=1, second=1200)
+    again = judging.check(url)
+    assert levels(again.data) == {"h0": "degraded"}  # two bad nights, one good
+    with Store.open(url) as store:
+        night(store, 5)
+    assert levels(judging.check(url).data)["h0"] == "ok"
+
+
+def test_a_halved_link_fails_and_is_written_into_the_ledger(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store.open(url) as store:
+        night(store, 2, only=4)
+        night(store, 3, only=4, hosts={1: machine(1, width=8, health="tfp1:bad")})
+        found = document(capsys, "check", "--store", url)
+        assert found["exit_code"] == 2
+        assert levels(found["data"]) == {
+            "h0": "learning",
+            "h1": "fail",
+            "h2": "learning",
+            "h3": "learning",
+        }
+        events = [(e.kind, e.key, e.old, e.new, e.source) for e in rows(store, schema.change_event)]
+        assert events == [("link_narrower", f"gpu:{n}", "16", "8", "auto") for n in (0, 1)]
+        assert rows(store, schema.change_event)[0].at == storing.at(0, 3)
+    assert cli.main(["check", "--store", url]) == 2
+    text = capsys.readouterr().out
+    assert "FAIL h1 gpu:0 (G1-0)" in text
+    assert "the PCIe link of gpu:0 runs at x8 of x16" in " ".join(text.split())
+    assert "kubectl cordon h1" in text
+
+
+def test_changes_of_software_and_swapped_gpus_are_recorded_once(url: str) -> None:
+    swapped = machine(0, prefix="NEW")
+    newer = with_driver(machine(1), "580.95")
+    with Store.open(url) as store:
+        night(store, 2, only=2)
+        sweep = night(store, 3, only=2, hosts={0: swapped, 1: newer})
+        store.put_host(sweep, newer)
+        night(store, 4, only=2, hosts={0: swapped, 1: newer})
+        events = [(e.kind, e.key, e.old, e.new) for e in rows(store, schema.change_event)]
+    assert events == [
+        ("gpu_replaced", "0000:01:00.0", "G0-0", "NEW-0"),
+        ("gpu_replaced", "0000:02:00.0", "G0-1", "NEW-1"),
+        ("driver", "host", "570.86", "580.95"),
+    ]
+
+
+def test_a_recorded_change_or_another_version_begins_a_new_history(url: str) -> None:
+    def history(name: str) -> str:
+        data = judging.check(url).data
+        told = next(s for s in data["subjects"] if s["name"] == name and s["device"] is None)
+        return str(next(c["reason"] for c in told["checks"] if c["name"] == "history"))
+
+    with Store.open(url) as store:
+        for day in range(2, 9):
+            night(store, day, only=3)
+        assert history("h0") == "2 figures, none beyond the gates"
+        changed = {1: with_driver(machine(1), "580.95")}
+        night(store, 9, only=3, hosts=changed)
+    assert history("h0") == "2 figures, none beyond the gates"
+    assert history("h1") == "learning (1 of 6 nights)"
+
+
+def test_a_fall_is_a_changepoint_and_the_next_check_replaces_it(url: str) -> None:
+    with Store.open(url) as store:
+        for day in range(2, 12):
+            night(store, day, only=1, slow={"k0": 0.06} if day >= 8 else {})
+            judging.check(url)
+        points = rows(store, schema.changepoint)
+        told = {(p.at_lo[:10], p.at_hi[:10], p.method) for p in points}
+        assert told == {("2026-11-07", "2026-11-08", "potts")}
+        assert len(points) == CASES
+        assert points[0].effect_ratio == pytest.approx(-0.06)
+        assert levels(judging.check(url).data) == {"h0": "degraded"}
+
+
+def test_a_gpu_fewer_than_before_fails(url: str) -> None:
+    with Store.open(url) as store:
+        night(store, 2, only=1)
+        night(store, 3, only=1, hosts={0: machine(0, gpus=1, shape="tfp1:less")})
+        kinds = [e.kind for e in rows(store, schema.change_event)]
+    data = judging.check(url).data
+    assert levels(data) == {"h0": "fail"}
+    assert "1 GPUs work, 2 are expected" in json.dumps(data)
+    assert kinds == ["gpu_missing"]
+
+
+def test_an_acknowledged_host_is_shown_and_decides_no_exit_code(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store.open(url) as store:
+        night(store, 2, only=4, hosts={1: machine(1, width=8)})
+    assert judging.check(url).exit_code == 2
+    until = "2099-12-24"
+    made = document(
+        capsys,
+        "ack",
+        "h1",
+        "--ticket",
+        "OPS-4",
+        "--until",
+        until,
+        "--text",
+        "riser",
+        "--store",
+        url,
+    )
+    assert made["data"]["acks"][0]["expires_at"] == "2099-12-24T23:59:59.999999Z"
+    found = document(capsys, "check", "--store", url)
+    assert found["exit_code"] == 0
+    bad = next(s for s in found["data"]["subjects"] if s["name"] == "h1")
+    assert (bad["level"], bad["acknowledged"]["ticket"]) == ("fail", "OPS-4")
+    assert cli.main(["check", "--store", url]) == 0
+    assert "FAIL h1  acknowledged: OPS-4 until 2099-12-24" in capsys.readouterr().out
+    listed = document(capsys, "ack", "--store", url)["data"]["acks"]
+    assert [(a["name"], a["text"], a["active"]) for a in listed] == [("h1", "riser", True)]
+
+
+def test_an_acknowledgement_ends(url: str) -> None:
+    with Store.open(url) as store:
+        night(store, 2, only=4, hosts={1: machine(1, width=8)})
+    judging.ack(url, "k1", ticket="T", until="2026-11-11", now=NOW)
+    assert judging.check(url, as_of="2026-11-11T12:00:00Z").exit_code == 0
+    assert judging.check(url, as_of="2026-11-12").exit_code == 2
+    later = judging.acks(url, now=NOW + datetime.timedelta(days=3)).data["acks"]
+    assert [a["active"] for a in later] == [False]
+
+
+@pytest.mark.parametrize(
+    ("host", "until", "message"),
+    [
+        ("h9", "2026-12-24", "no host 'h9' is stored; did you mean h0"),
+        ("h0", "2026-11-09", "has passed"),
+        ("h0", "soon", "is no date; write 2026-12-24"),
+        ("h0", "2026-12-24T06:00:00", "has no zone"),
+    ],
+)
+def test_a_wrong_acknowledgement_says_what_to_do(
+    url: str, host: str, until: str, message: str
+) -> None:
+    with Store.open(url) as store:
+        night(store, 2, only=1)
+    with pytest.raises((NotFound, UsageError), match=message):
+        judging.ack(url, host, ticket="T", until=until, now=NOW)
+
+
+def test_whatever_keeps_check_from_judging_is_three(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check", "--store", url]) == 3
+    Store.open(url).close()
+    assert document(capsys, "check", "--store", url)["error"]["type"] == "NotFound"
+    rules = tmp_path / "p.yaml"
+    rules.write_text("z: none\nnight: 3\n")
+    assert cli.main(["check", "--store", url, "--policy", str(rules)]) == 3
+    told = capsys.readouterr().err
+    assert "p.yaml:1: z: 'none' is no number" in told
+    assert "p.yaml:2: night: unknown key" in told
+    assert "did you mean nights?" in told
+
+
+def test_the_rules_can_be_read_and_changed_one_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check", "--print-policy"]) == 0
+    shown = capsys.readouterr().out
+    assert "bandwidth_delta: 0.02" in shown
+    assert "# A case is flagged" in shown
+    own = tmp_path / "own.yaml"
+    own.write_text("z: 4\n")
+    told = document(capsys, "check", "--print-policy", "--policy", str(own))["data"]["policy"]
+    assert (told["z"], told["bandwidth_delta"]) == (4.0, 0.02)
+    own.write_text("confirm: 4\n")
+    with pytest.raises(ConfigError, match="confirm must not be above nights"):
+        judging.print_policy(own)
+
+
+def test_an_import_and_a_synthetic_sweep_do_not_mix_with_what_was_measured(url: str) -> None:
+    with Store.open(url) as store:
+        night(store, 2, only=1)
+        storing.begin(store, hosts=[with_driver(machine(0), "580.95")], day=3, synthetic=True)
+        night(store, 4, only=1)
+        assert rows(store, schema.change_event) == []
