@@ -11,6 +11,7 @@ from typing import Any
 import planning
 import report_topologies
 from topobench import config
+from topobench.agents import nccl_run
 from topobench.config import Overrides
 from topobench.db.store import Store
 from topobench.host import Host
@@ -29,7 +30,7 @@ SLOW_GPU, SLOW_SHARE = 3, 0.9
 """One GPU copies at nine tenths of the others."""
 REMOTE_SHARE = 0.8
 RING_SECONDS = 12e-6
-RINGS = {"auto": 1.0, "auto_ring": 0.95, "best": 1.03, "worst": 0.6}
+RINGS = {"auto": 1.0, "auto_ring": 0.95, "best": 1.08, "worst": 0.6}
 """Speed of ring arms against what NCCL does by itself."""
 BUSBW = 370 * GB
 GEMM = {"bf16": 700e12, "fp16": 690e12, "tf32": 350e12, "fp32": 50e12, "fp8": 1300e12}
@@ -121,9 +122,34 @@ def run_of(cell: Cell, topology: Topology, start: str = START) -> Run:
         started_at=start,
         duration_seconds=1.0,
         readings=tuple(_readings(cell, indices)),
-        members=tuple(Member(r, cell.host) for r in range(cell.ranks)),
+        members=tuple(_members(cell, topology)),
+        conditions=_conditions(cell),
         environment={"torch": "2.13.0"},
     )
+
+
+def _members(cell: Cell, topology: Topology) -> Iterator[Member]:
+    """A worker of each GPU; bound ones ran on the node that the arm says."""
+    nodes = {g.key: g.cpu_node.value for g in topology.gpus}
+    bound = cell.arm.binding.name == "local"
+    for rank, device in enumerate(cell.devices or ("",) * cell.ranks):
+        yield Member(
+            rank,
+            cell.host,
+            device or None,
+            cpus="0-3",
+            cpu_node=nodes.get(device) if bound else None,
+        )
+
+
+GRAPH = '<graphs version="1">\n  <graph id="0"/>\n  <graph id="0"/>\n</graphs>\n'
+"""Not one that NCCL takes: only that it comes out as it went in is tested."""
+
+
+def _conditions(cell: Cell) -> dict[str, Any]:
+    if cell.arm.ring in (None, "auto", "auto_ring"):
+        return {}
+    return {"nccl": {"channels": 24, "graph": nccl_run.pack(GRAPH, whole=True)}}
 
 
 def _readings(cell: Cell, indices: dict[str, int]) -> Iterator[Reading]:

@@ -40,6 +40,7 @@ BODIES = {
     ("demo",): ("demo", []),
     ("compare",): ("comparing.compare", ["latest", "1a2b"]),
     ("serve",): ("seeing.serve", []),
+    ("advise",): ("seeing.advise", []),
     ("accept",): ("accepting.accept", ["--criteria", "c.yaml"]),
     ("check",): ("judging.check", []),
     ("ack",): ("judging.ack", ["h07", "--ticket", "T-1", "--until", "2099-01-01"]),

@@ -46,6 +46,39 @@ def serve(
     return emit("serve", outcome, output.value)
 
 
+def advise(
+    *,
+    host: Annotated[
+        str | None, typer.Argument(metavar="HOST", help="Name or key; default: the only one.")
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option("--sweep", metavar="SWEEP", help="Default: the newest with this host."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FOLDER", help="Where ring files are written.")
+    ] = Path(),
+    store: StoreOption = None,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Say what to do with a host: bindings, rings, chunks, from what was measured on it.
+
+    Each piece says its effect with an interval, or that there is no measurable gain. A ring
+    that pays is written as a file, valid for exactly the GPUs it was measured on.
+
+    \b
+    Examples:
+      topobench advise
+      topobench advise h07 --out rings
+      topobench advise h07 --sweep 1a2b3c4d --format json
+    """
+    from topobench import seeing
+
+    return emit("advise", seeing.advise(store_url(store), host, sweep, out), output.value)
+
+
 def add_to(app: typer.Typer) -> None:
     """Declare these commands."""
     app.command()(serve)
+    app.command()(advise)

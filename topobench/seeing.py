@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from topobench.commands import Outcome
 from topobench.errors import TopobenchError, UsageError
+from topobench.report.safe import clean
 
 if TYPE_CHECKING:
+    from topobench.advice import Advice
     from topobench.db.store import Store
     from topobench.report.page import Sight
 
@@ -124,3 +127,96 @@ def serve(
     where = app.serve(store_url, address, ready)
     data = {"url": where, "store": mask_urls(store_url)}
     return Outcome(data, lambda: Text("stopped"))
+
+
+def advise(store_url: str, host: str | None, sweep: str | None, folder: Path) -> Outcome:
+    """
+    What to do with a host, from what a sweep measured on it; ring files are written.
+
+    Args:
+        host: Name or key; None: the only one of the sweep.
+        sweep: Id, unique beginning or ``latest``; None: the newest that ended and holds the host.
+        folder: Where ring files go.
+
+    Raises:
+        UsageError: The host is not known, or several could be meant.
+        TopobenchError: A file cannot be written.
+    """
+    from topobench.advice import advise as advice_on
+    from topobench.db.store import Store
+    from topobench.report.advice_text import render_advice
+    from topobench.report.page.wiring import names_of
+
+    with Store.open(store_url, create=False, read_only=True) as store:
+        found, key = _sweep_and_host(store, host, sweep)
+        sight = sight_of(store, found, host=key)
+    document = sight.document
+    items = advice_on(document, names_of(sight.topologies).get(key), sight.verdicts)
+    own = document["hosts"][0]
+    data = {
+        "host": {
+            "key": key,
+            "name": own["name"],
+            "cluster": document["cluster"],
+            "sku": own["sku"] or own["description"].get("sku"),
+        },
+        "sweep": found,
+        "measured_at": document["sweep"]["started_at"],
+        "synthetic": bool(document["sweep"]["synthetic"]),
+        "advice": [_advice_document(item, folder) for item in items],
+    }
+    return Outcome(data, lambda: render_advice(data), warnings=document["sweep"]["warnings"])
+
+
+def _sweep_and_host(store: Store, host: str | None, sweep: str | None) -> tuple[str, str]:
+    """The sweep to read and the key of the host in it."""
+    from topobench.db import look
+
+    if sweep is None and host is not None:
+        sweep = look.newest_of_host(store, host)
+        if sweep is None:
+            raise UsageError(
+                f"host {host!r} took part in no sweep that ended; see: topobench serve"
+            )
+    found = store.resolve_sweep(sweep or "latest")
+    hosts = look.sweep_hosts(store, found)
+    chosen = [
+        h for h in hosts if host is None or host.lower() in (h["name"].lower(), h["key"].lower())
+    ]
+    if len(chosen) == 1:
+        return found, chosen[0]["key"]
+    names = ", ".join(h["key"] if host else h["name"] for h in (chosen or hosts)[:10])
+    if not chosen:
+        raise UsageError(f"host {host!r} is not in sweep {found[:8]}; it has {names}")
+    raise UsageError(f"sweep {found[:8]} has {len(chosen)} hosts; name one of {names}")
+
+
+def _advice_document(item: Advice, folder: Path) -> dict[str, Any]:
+    """A piece of advice as JSON; its ring file is written, with the lines that use it."""
+    lines, file = list(item.lines), None
+    if item.ring is not None:
+        file = folder / f"{item.ring.name}.xml"
+        write_whole(file, item.ring.text)
+        absolute = file.absolute()
+        settings = {"NCCL_GRAPH_FILE": str(absolute), **item.ring.variables}
+        lines = [f"export {k}={shlex.quote(v)}" for k, v in settings.items()]
+        said = [
+            f"# {clean(item.text)}",
+            f"# valid only for {', '.join(map(clean, item.ring.valid_for))}",
+        ]
+        write_whole(folder / f"{item.ring.name}.env", "\n".join([*said, *lines, ""]))
+    return {
+        "kind": item.kind,
+        "subject": item.subject,
+        "devices": list(item.devices),
+        "outlook": item.outlook.value,
+        "text": item.text,
+        "lines": lines,
+        "effect_ratio": item.effect_ratio,
+        "lo": item.lo,
+        "hi": item.hi,
+        "mde": item.mde,
+        "evidence": item.evidence,
+        "file": None if file is None else str(file),
+        "valid_for": list(item.ring.valid_for) if item.ring else [],
+    }

@@ -53,12 +53,14 @@ class NcclRun:
         variables: Environment on top of everything else.
         asked: What it was told to do; None where NCCL may do as it likes.
         rdma_active: An RDMA port of the host is active.
+        graph: The graph file it was given; empty where NCCL searched by itself.
     """
 
     folder: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     asked: Asked | None = None
     rdma_active: bool = False
+    graph: str = ""
     _stored: bool = False
 
     def judged(self, cell: Cell, outcome: Outcome, mask: Callable[[str], str]) -> Outcome:
@@ -93,12 +95,14 @@ class NcclRun:
         return nccl_log.verify(log, replace(self.asked, bytes=sizes))
 
     def _raw(self, mask: Callable[[str], str]) -> dict[str, str]:
-        """The log itself, with the first cell of its gang, if it is small."""
+        """The log itself and the graph file, with the first cell of its gang, if they are small."""
         if self._stored or self.folder is None:
             return {}
         self._stored = True
-        packed = pack(mask("".join(_texts(self.folder))))
-        return {"log": packed} if len(packed) <= MAX_STORED_BYTES else {}
+        texts = {"log": mask("".join(_texts(self.folder))), "graph": self.graph}
+        # Lines repeat in a log; in a graph file each of them counts.
+        packed = {k: pack(v, whole=k == "graph") for k, v in texts.items() if v}
+        return {k: v for k, v in packed.items() if len(v) <= MAX_STORED_BYTES}
 
 
 def concerns(cell: Cell) -> bool:
@@ -188,7 +192,8 @@ def prepare(
     graphs = _graphs(dump, known, order)
     nccl_graph.check(graphs, known, cross_nic=environment.get("NCCL_CROSS_NIC") != "0")
     file = folder / "graph.xml"
-    file.write_text(nccl_graph.render(graphs))
+    text = nccl_graph.render(graphs)
+    file.write_text(text)
     variables |= {
         "NCCL_GRAPH_FILE": str(file),
         "NCCL_MIN_CTAS": str(dump.channels),
@@ -196,13 +201,14 @@ def prepare(
     }
     ranks = {device: rank for rank, device in enumerate(known)}
     asked = tuple(tuple(ranks[dev] for dev in ring) for ring in nccl_graph.rings(graphs))
-    return NcclRun(folder, variables, Asked(asked, known, dump.channels), active)
+    return NcclRun(folder, variables, Asked(asked, known, dump.channels), active, text)
 
 
-def pack(text: str) -> str:
-    """A log as conditions keep it: without repeated lines, compressed, in base 64."""
-    lines = dict.fromkeys(text.splitlines(keepends=True))
-    return base64.b64encode(zlib.compress("".join(lines).encode(), 9)).decode()
+def pack(text: str, *, whole: bool = False) -> str:
+    """A text as conditions keep it: without repeated lines unless whole, zlib, base 64."""
+    lines = text.splitlines(keepends=True)
+    kept = lines if whole else dict.fromkeys(lines)
+    return base64.b64encode(zlib.compress("".join(kept).encode(), 9)).decode()
 
 
 def unpack(packed: str) -> str:

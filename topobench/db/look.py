@@ -299,3 +299,19 @@ def newest_sweeps(store: Store) -> list[Document]:
         }
         for name, row in rows.items()
     ]
+
+
+def newest_of_host(store: Store, host: str) -> str | None:
+    """UUID of the newest sweep that ended and that a host, by name or key, took part in."""
+    sh, s, h = schema.sweep_host, schema.sweep, schema.host
+    wanted = sa.or_(sa.func.lower(h.c.name) == host.lower(), sa.func.lower(h.c.key) == host.lower())
+    with reading(store.engine) as connection:
+        query = (
+            sa.select(s.c.uuid)
+            .select_from(sh.join(s).join(h, h.c.id == sh.c.host_id))
+            .where(wanted, s.c.status != "running", s.c.source.not_like("import:%"))
+            .order_by(s.c.started_at.desc(), s.c.id.desc())
+            .limit(1)
+        )
+        found: str | None = connection.execute(query).scalar()
+    return found

@@ -1,0 +1,237 @@
+"""Chunks, pinned memory and the order of GPUs: what copies between host and device tell."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+from topobench.advice.words import Advice, Cell, Outlook, outlook_of, signed
+from topobench.comparison import Comparison, compare, compare_paired
+from topobench.fit import PEAK_SHARE, smallest_at_peak
+from topobench.probes.metrics import BANDWIDTH, PER_CALL_BANDWIDTH
+from topobench.reading import MEASURED, Better, CiLevel
+from topobench.units import format_bytes
+
+Pairs = dict[tuple[int, int], float]
+"""Median of each process, by block and number of the process."""
+
+TOLERANCE = 0.03
+USUAL_CHUNK = 1 << 20
+"""What a loader takes who measured nothing."""
+_ARMS = ("local", "none")
+
+
+def copies(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Iterator[Advice]:
+    """
+    Advice on the chunk, on pinned memory, and on which GPUs come first.
+
+    Args:
+        gpus: UUID and name of each.
+    """
+    own = [c for c in cells if c["probe"] == "host_to_device" and c["status"] in MEASURED]
+    yield _chunk(gpus, own)
+    yield _pinned(own)
+    yield _order(gpus, own)
+
+
+def _chunk(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
+    measure = "topobench probe --probes host_to_device --profile standard"
+    sizes = {
+        size: _of_all(cells, "h2d", "pinned", size, PER_CALL_BANDWIDTH.name)
+        for size in _sizes(cells)
+    }
+    rates = {s: statistics.median(p.values()) for s, p in sizes.items() if p}
+    if len(rates) < 3:
+        text = "fewer than three chunks of pinned memory were measured"
+        return Advice("chunk", "copies to GPUs", (), Outlook.NOT_MEASURED, text, (measure,))
+    best = int(smallest_at_peak([*rates], [*rates.values()]))
+    usual = max((s for s in rates if s <= USUAL_CHUNK), default=min(rates))
+    base = f"{format_bytes(best)} is the smallest measured chunk that reaches {PEAK_SHARE:.0%} of "
+    base += f"the peak of {max(rates.values()) / 1e9:.1f} GB/s a GPU, copy by copy"
+    if usual >= best:
+        text = f"{base}; chunks of {format_bytes(usual)} are large enough"
+        return Advice("chunk", "copies to GPUs", (), Outlook.NO_GAIN, text,
+                      evidence=_copies_text(len(rates), gpus))  # fmt: skip
+    found = _paired(sizes[usual], sizes[best])
+    outlook = Outlook.UNDECIDED if found is None else outlook_of(found)
+    gain = "" if found is None else f"; {signed(found)} against {format_bytes(usual)}"
+    return Advice(
+        kind="chunk",
+        subject="copies to GPUs",
+        devices=(),
+        outlook=outlook,
+        text=base + gain,
+        lines=(measure,) if outlook is Outlook.UNDECIDED else (),
+        effect_ratio=None if found is None else found.effect_ratio,
+        lo=None if found is None else found.lo,
+        hi=None if found is None else found.hi,
+        mde=None if found is None else found.mde,
+        evidence=_copies_text(len(rates), gpus),
+    )
+
+
+def _copies_text(sizes: int, gpus: Sequence[tuple[str, str]]) -> str:
+    return f"host_to_device h2d, {PER_CALL_BANDWIDTH.name}, {sizes} chunks, {len(gpus)} GPUs"
+
+
+def _pinned(cells: Sequence[Cell]) -> Advice:
+    measure = (
+        "topobench probe --probes host_to_device --profile full "
+        "--set host_to_device.memory=pinned,pageable"
+    )
+    kinds = {
+        kind: {
+            s: p
+            for s in _sizes(cells)
+            if (p := _of_all(cells, "h2d", kind, s, PER_CALL_BANDWIDTH.name))
+        }
+        for kind in ("pinned", "pageable")
+    }
+    both = kinds["pinned"].keys() & kinds["pageable"].keys()
+    if not both:
+        text = "pinned and pageable memory were not both measured"
+        return Advice("pinned", "copies to GPUs", (), Outlook.NOT_MEASURED, text, (measure,))
+    size = max(both)
+    found = _paired(kinds["pageable"][size], kinds["pinned"][size])
+    if found is None:
+        text = "pinned and pageable memory were not measured in the same blocks"
+        return Advice("pinned", "copies to GPUs", (), Outlook.UNDECIDED, text, (measure,))
+    outlook = outlook_of(found)
+    text = f"pin host memory: {signed(found)} at {format_bytes(size)} against pageable"
+    if outlook is not Outlook.GAIN:
+        text = f"{outlook} from pinned memory at {format_bytes(size)}: {signed(found)}"
+    return Advice(
+        kind="pinned",
+        subject="copies to GPUs",
+        devices=(),
+        outlook=outlook,
+        text=text,
+        lines=(measure,) if outlook is Outlook.UNDECIDED else (),
+        effect_ratio=found.effect_ratio,
+        lo=found.lo,
+        hi=found.hi,
+        mde=found.mde,
+        evidence=f"host_to_device h2d {format_bytes(size)}, {found.n_b} blocks",
+    )
+
+
+def _order(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
+    """Which GPUs to name first: the slow ones last, so that a smaller job leaves them out."""
+    measure = "topobench probe --probes host_to_device --profile full"
+    sizes = _sizes(cells)
+    rates = {
+        uuid: pairs
+        for uuid, _ in gpus
+        if sizes and (pairs := _of_gpu(cells, uuid, "h2d", "pinned", max(sizes), BANDWIDTH.name))
+    }
+    subject = "order of GPUs"
+    if len(rates) < len(gpus) or len(gpus) < 2:
+        text = "copies to each of two or more GPUs were not measured"
+        return Advice("order", subject, (), Outlook.NOT_MEASURED, text, (measure,))
+    against = {uuid: _against_rest(uuid, rates) for uuid in rates}
+    slow = [u for u, c in against.items() if c.hi is not None and c.hi < -TOLERANCE]
+    size = format_bytes(max(sizes))
+    names = dict(gpus)
+    worst = min(against, key=lambda u: against[u].effect_ratio)
+    found = against[worst]
+    lines: tuple[str, ...] = ()
+    if slow:
+        order = [*(u for u, _ in gpus if u not in slow), *slow]
+        text = f"name {', '.join(names[u] for u in slow)} last: {signed(found)} against the others"
+        outlook, lines = Outlook.GAIN, (f"CUDA_VISIBLE_DEVICES={','.join(order)}",)
+    elif found.lo is None:
+        text = f"slowest is {names[worst]}: {signed(found)} against the others"
+        outlook, lines = Outlook.UNDECIDED, (measure,)
+    else:
+        text = f"keep the usual order: the slowest, {names[worst]}, is {signed(found)}"
+        outlook = Outlook.NO_GAIN
+    return Advice(
+        kind="order",
+        subject=subject,
+        devices=tuple(u for u, _ in gpus),
+        outlook=outlook,
+        text=text,
+        lines=lines,
+        effect_ratio=found.effect_ratio,
+        lo=found.lo,
+        hi=found.hi,
+        mde=found.mde,
+        evidence=f"host_to_device h2d {size}, {BANDWIDTH.name}, {found.n_b} processes of it "
+        f"against {found.n_a} of the others",
+    )
+
+
+def _against_rest(uuid: str, rates: Mapping[str, Pairs]) -> Comparison:
+    """A GPU against the median of the others, process by process."""
+    others: dict[tuple[int, int], list[float]] = {}
+    for other, pairs in rates.items():
+        for key, value in pairs.items():
+            if other != uuid:
+                others.setdefault(key, []).append(value)
+    a = [statistics.median(v) for v in others.values()]
+    b = [*rates[uuid].values()]
+    return compare(a, b, tolerance=TOLERANCE, better=Better.HIGHER, level=CiLevel.BETWEEN)
+
+
+def _paired(a: Pairs, b: Pairs) -> Comparison | None:
+    both = sorted(a.keys() & b.keys())
+    if not both:
+        return None
+    return compare_paired(
+        [a[k] for k in both],
+        [b[k] for k in both],
+        tolerance=TOLERANCE,
+        better=Better.HIGHER,
+        with_p=False,
+    )
+
+
+def _sizes(cells: Sequence[Cell]) -> list[int]:
+    return sorted({s for c in cells if isinstance(s := c["params"].get("bytes"), int)})
+
+
+def _of_all(cells: Sequence[Cell], direction: str, memory: str, size: int, metric: str) -> Pairs:
+    """The median GPU of each process."""
+    pools: dict[tuple[int, int], list[float]] = {}
+    for key, _, value in _values(cells, direction, memory, size, metric):
+        pools.setdefault(key, []).append(value)
+    return {k: statistics.median(v) for k, v in pools.items()}
+
+
+def _of_gpu(
+    cells: Sequence[Cell], uuid: str, direction: str, memory: str, size: int, metric: str
+) -> Pairs:
+    return {
+        key: value
+        for key, device, value in _values(cells, direction, memory, size, metric)
+        if device == uuid
+    }
+
+
+def _values(
+    cells: Sequence[Cell], direction: str, memory: str, size: int, metric: str
+) -> Iterator[tuple[tuple[int, int], str, float]]:
+    """Block and process, GPU, median; of the first arm there is, in one way of measuring."""
+    chosen = [
+        c
+        for c in cells
+        if c["params"].get("direction") == direction
+        and c["params"].get("memory") == memory
+        and c["params"].get("bytes") == size
+    ]
+    for arm in _ARMS:
+        of_arm = [c for c in chosen if c["arm"] == arm]
+        for together in ("all", "one"):
+            found = [c for c in of_arm if c["params"].get("at_once", "one") == together]
+            if found:
+                yield from _medians(found, metric)
+                return
+
+
+def _medians(cells: Sequence[Cell], metric: str) -> Iterator[tuple[tuple[int, int], str, float]]:
+    for cell in cells:
+        alone = cell["devices"][0] if len(cell["devices"]) == 1 else None
+        for reading in cell["readings"]:
+            device = reading["point"].get("device", alone)
+            if reading["metric"] == metric and reading["median"] and device:
+                yield (cell["block"], cell["process_no"]), device, reading["median"]
