@@ -15,11 +15,12 @@ from topobench.db import retention, schema
 from topobench.db.merge import import_store
 from topobench.db.prices import Price, add_price
 from topobench.db.queries import run_query
-from topobench.db.retention import DAY_SECONDS, Retention, vacuum
+from topobench.db.retention import vacuum
 from topobench.db.store import Store
 from topobench.errors import NotFound, UsageError
 from topobench.host import Host
 from topobench.reading import Status
+from topobench.retention import DAY_SECONDS, Retention
 
 
 def rolled(store: Store) -> list[tuple[Any, ...]]:

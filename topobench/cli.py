@@ -19,6 +19,7 @@ from topobench import cli_demo, cli_judge, cli_see
 from topobench.cli_commands import app
 from topobench.cli_data import db_app, import_app, topo_app
 from topobench.cli_output import drop_stdout, prepare_streams
+from topobench.cli_price import price_app
 from topobench.errors import TopobenchError, UsageError
 from topobench.signals import Interrupted
 
@@ -27,6 +28,7 @@ __all__ = ["app", "main", "run"]
 app.add_typer(topo_app, name="topo")
 app.add_typer(import_app, name="import")
 app.add_typer(db_app, name="db")
+app.add_typer(price_app, name="price")
 cli_judge.add_to(app)
 cli_demo.add_to(app)
 cli_see.add_to(app)
@@ -148,7 +150,7 @@ def _command_of(argv: Sequence[str]) -> str:
     if words[0] == "topo":
         known = len(words) > 1 and words[1] in ("diff", "gather")
         return f"topo-{words[1]}" if known else "topology"
-    return "-".join(words[:2]) if words[0] == "db" and len(words) > 1 else words[0]
+    return "-".join(words[:2]) if words[0] in ("db", "price") and len(words) > 1 else words[0]
 
 
 def _wants_json(argv: Sequence[str]) -> bool:

@@ -37,6 +37,13 @@ class TopoSource(StrEnum):
     JSON = "json"
 
 
+class ExportFormat(StrEnum):
+    """Output of ``db export``."""
+
+    PARQUET = "parquet"
+    JSON = "json"
+
+
 RootOption = Annotated[
     Path,
     typer.Option("--root", metavar="PLACE", help="A captured machine: a folder or a tarball."),
@@ -258,27 +265,87 @@ def db_upgrade(*, store: StoreOption = None, output: FormatOption = Format.TABLE
     Example:
       topobench db upgrade
     """
-    from topobench import commands
+    from topobench import upkeep
 
-    return emit("db-upgrade", commands.db_upgrade(store_url(store)), output.value)
+    return emit("db-upgrade", upkeep.db_upgrade(store_url(store)), output.value)
 
 
 @db_app.command("import")
 def db_import(
     *,
-    folder: Annotated[
-        Path, typer.Argument(metavar="SPOOL", help="Folder that a sweep spooled results to.")
+    place: Annotated[
+        str,
+        typer.Argument(metavar="PLACE", help="A spool's folder, or another store's file or URL."),
     ],
+    as_cluster: Annotated[
+        str | None,
+        typer.Option("--as-cluster", metavar="NAME", help="Call the other store's cluster this."),
+    ] = None,
     store: StoreOption = None,
     output: FormatOption = Format.TABLE,
 ) -> int:
     """
-    Bring in what was spooled while the database was away; each run exactly once.
+    Bring in what was spooled while the database was away, or another store; each run once.
+
+    \b
+    Examples:
+      topobench db import topobench-spool
+      topobench db import site-b.db --as-cluster site-b
+    """
+    from topobench import upkeep
+
+    outcome = upkeep.db_import(store_url(store), place, as_cluster=as_cluster)
+    return emit("db-import", outcome, output.value)
+
+
+@db_app.command("export")
+def db_export(
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; must be new.")],
+    store: StoreOption = None,
+    output: Annotated[
+        ExportFormat, typer.Option("--format", help="parquet; json: the same, told as JSON.")
+    ] = ExportFormat.PARQUET,
+) -> int:
+    """
+    Write every reading for other tools, in folders by cluster and day.
 
     \b
     Example:
-      topobench db import topobench-spool
+      topobench db export --format parquet readings/
     """
-    from topobench import commands
+    from topobench import upkeep
 
-    return emit("db-import", commands.db_import(store_url(store), folder), output.value)
+    return emit("db-export", upkeep.db_export(store_url(store), folder), output.value)
+
+
+@db_app.command("vacuum")
+def db_vacuum(
+    *,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            "--cluster", metavar="FILE", help="cluster.yaml, for its store and retention."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would go; remove nothing.")
+    ] = False,
+    store: StoreOption = None,
+    output: FormatOption = Format.TABLE,
+) -> int:
+    """
+    Remove old samples and results, and give the room back to the disk.
+
+    Samples are kept for 90 days and results for 2 years, or as the config says; what is known
+    of each night, prices, verdicts and notes stay.
+
+    \b
+    Example:
+      topobench db vacuum --dry-run
+    """
+    from topobench import config, upkeep
+
+    wanted = config.load(cluster, overrides=config.Overrides(store=store))
+    outcome = upkeep.db_vacuum(wanted.store, wanted.retention, dry_run=dry_run)
+    return emit("db-vacuum", outcome, output.value)

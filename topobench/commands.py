@@ -224,11 +224,15 @@ def plan(config: ClusterConfig) -> Outcome:
 
 def report(store_url: str, sweep_id: str) -> Outcome:
     """A stored sweep, as ``probe`` showed it."""
+    from topobench.db import verdicts
     from topobench.db.store import Store
+    from topobench.report.text import render_sweep
 
     with Store.open(store_url, create=False, read_only=True) as store:
-        document = store.sweep_document(store.resolve_sweep(sweep_id))
-    return _sweep_outcome(document, None)
+        found = store.resolve_sweep(sweep_id)
+        document, judged = store.sweep_document(found), verdicts.overall(store, found)
+    outcome = _sweep_outcome(document, None)
+    return replace(outcome, draw=lambda: render_sweep(document, verdicts=judged))
 
 
 def topo_show(root: Path, style: str) -> Outcome:
@@ -389,42 +393,6 @@ def db_info(store_url: str) -> Outcome:
     with Store.open(store_url, create=False, read_only=True) as store:
         data = store.info()
     return Outcome(data, lambda: render_facts(data))
-
-
-def db_upgrade(store_url: str) -> Outcome:
-    """Bring the store to this version's schema; an older file is copied first."""
-    from topobench.db.store import Store
-    from topobench.report.tables_text import render_facts
-
-    with Store.open(store_url, create=False) as store:
-        info = store.info()
-    data = {"url": info["url"], "schema": info["schema"]}
-    return Outcome(data, lambda: render_facts(data))
-
-
-def db_import(store_url: str, folder: Path) -> Outcome:
-    """Bring a spool into the store; runs that are there already change nothing."""
-    from topobench.db.spool import import_spool
-    from topobench.db.store import Store
-    from topobench.report.tables_text import render_facts
-
-    with Store.open(store_url) as store:
-        found = import_spool(store, folder)
-    data = {
-        "files": found.files,
-        "stored": found.stored,
-        "already_stored": found.already,
-        "conflicts": found.conflicts,
-        "problems": list(found.problems),
-        "busy": list(found.busy),
-    }
-    whole = not (found.problems or found.busy)
-    return Outcome(
-        data,
-        lambda: render_facts(data),
-        exit_code=0 if whole else 1,
-        status="ok" if whole else "incomplete",
-    )
 
 
 def import_results(

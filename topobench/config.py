@@ -36,6 +36,7 @@ from topobench.masking import MASK, mask_urls
 from topobench.probes import registry
 from topobench.probes.protocol import Kind, fields_of
 from topobench.reading import MemoryPolicy, Scalar
+from topobench.retention import STANDARD, Retention
 from topobench.units import parse_count, parse_duration
 from topobench.yaml_strict import Entry, Listing, Table, Text
 
@@ -136,6 +137,7 @@ class ClusterConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     budget_seconds: float | None = None
     seed: int | None = None
+    retention: Retention = STANDARD
     source: str | None = field(default=None, compare=False)
 
     def expectation_for(self, host: Host) -> HostExpectation | None:
@@ -167,6 +169,7 @@ KEYS: Parsers = {
     "env": config_fields.environment,
     "budget": lambda fields, node, key: fields.parsed(node, key, _budget),
     "seed": value_of(parse_count),
+    "retention": config_fields.retention,
 }
 """Every key of cluster.yaml and how it is read."""
 
@@ -265,6 +268,7 @@ def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
         "env": env(config.env),
         "budget": _seconds_text(config.budget_seconds),
         "seed": config.seed,
+        "retention": _retention_yaml(config.retention),
     }
     # An empty list of probes, bindings or rings says something; the others say nothing.
     kept = ("probes", "bindings", "rings")
@@ -272,6 +276,15 @@ def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
     return yaml.safe_dump(
         shown, sort_keys=False, allow_unicode=True, width=100, default_flow_style=None
     )
+
+
+def _retention_yaml(retention: Retention) -> dict[str, str | None] | None:
+    if retention == STANDARD:
+        return None
+    return {
+        "samples": _seconds_text(retention.samples_seconds),
+        "results": _seconds_text(retention.results_seconds),
+    }
 
 
 def _mask_env(env: Mapping[str, str]) -> dict[str, str]:

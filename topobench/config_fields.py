@@ -19,6 +19,7 @@ from topobench.probes import registry
 from topobench.probes.protocol import Kind, fields_of
 from topobench.reading import MemoryPolicy, Scalar
 from topobench.topology import parse_cpu_list
+from topobench.retention import DAY_SECONDS, Retention
 from topobench.units import format_bytes, parse_bytes, parse_count, parse_duration
 from topobench.yaml_strict import Entry, Listing, Node, Table, Text
 
@@ -246,6 +247,20 @@ def ray(fields: Fields, node: Node, key: str) -> RayConfig:
         "require_token": value_of(parse_flag),
     }
     return RayConfig(**fields.section(fields.table(node, key), parsers, f"{key}."))
+
+
+def retention(fields: Fields, node: Node, key: str) -> Retention:
+    """The ``retention`` table."""
+    parsers: Parsers = {"samples": value_of(_days), "results": value_of(_days)}
+    found = fields.section(fields.table(node, key), parsers, f"{key}.")
+    return Retention(**{f"{name}_seconds": value for name, value in found.items()})
+
+
+def _days(text: str) -> float:
+    seconds = parse_duration(text)
+    if seconds < DAY_SECONDS:
+        raise ValueError(f"{text!r} is less than a day; expected a duration such as 90d")
+    return seconds
 
 
 def store_url(text: str) -> str:

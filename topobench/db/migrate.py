@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Engine
 from topobench import __version__
 from topobench.db import rollups, views
 from topobench.db.columns import now_text
+from topobench.db.comments import put_comments
 from topobench.db.engine import foreign_errors, mask_url, reading, use_wal, writing
 from topobench.db.schema import REVISION, store_info
 from topobench.errors import SchemaTooNew, StoreError
@@ -147,6 +148,7 @@ def _upgrade(connection: Connection, scripts: Path, target: str) -> None:
     views.drop(connection)
     _run_alembic(connection, scripts, target)
     views.create(connection)
+    put_comments(connection)
     if found is not None:
         rollups.rebuild(connection)
     connection.execute(store_info.delete().where(store_info.c.key == "tool_version"))

@@ -19,23 +19,9 @@ from topobench.db.columns import parse_time, time_text
 from topobench.db.engine import foreign_errors, mask_url, reading, writing
 from topobench.db.keys import chunks
 from topobench.db.store import Store
+from topobench.retention import STANDARD, Retention
 
-DAY_SECONDS = 86_400.0
 _OF_RUN = ("sample", "reading", "run_member", "run_detail", "slo_window")
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """
-    How long things are kept, counted from the day they were measured.
-
-    Args:
-        samples_seconds: Single samples; the summaries stay.
-        results_seconds: Sweeps with their cells, runs and readings; the roll-ups stay.
-    """
-
-    samples_seconds: float = 90 * DAY_SECONDS
-    results_seconds: float = 730 * DAY_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +48,7 @@ class Vacuumed:
 
 def vacuum(
     store: Store,
-    retention: Retention = Retention(),
+    retention: Retention = STANDARD,
     *,
     dry_run: bool = False,
     now: str | None = None,

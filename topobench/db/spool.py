@@ -145,6 +145,7 @@ def import_spool(store: Store, path: Path) -> Imported:
         raise StoreError(f"{path}: no such file or folder; a spool is a folder of .jsonl files")
     for file in files:
         _import_file(store, file, result)
+    store.finish_rollups()
     return result
 
 
@@ -182,10 +183,20 @@ def _import_line(store: Store, where: str, line: bytes, result: Imported) -> Non
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         # A line is torn when the machine stopped while it was written: it was never promised.
         if line.endswith(b"\n"):
-            result.problems.append(f"{where}: not a line of a spool: {error!r}")
+            result.problems.append(f"{where}: not a line of a spool: {_what(error)}")
     else:
         result.stored += done is Stored.STORED
         result.already += done is Stored.ALREADY_STORED
+
+
+def _what(error: Exception) -> str:
+    """The error in a line; that of a wrong encoding would hold the whole line of it."""
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8 text"
+    return repr(error)[:_LONGEST_PROBLEM]
+
+
+_LONGEST_PROBLEM = 300
 
 
 def _parse(line: bytes) -> dict[str, Any]:
