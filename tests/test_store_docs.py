@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 
-from topobench.db import schema, views
+from querying import Fleet
+from topobench.db import comments, schema, views
+from topobench.db.comments import described
 from topobench.db.readonly import MAKE_ROLE
 from topobench.db.store import Store
 
@@ -16,11 +19,7 @@ PAGE = (Path(__file__).parent.parent / "docs" / "schema.md").read_text(encoding=
 
 def documented() -> dict[str, list[str]]:
     """Columns in order, by table or view."""
-    sections = re.split(r"^### (\w+)$", PAGE, flags=re.MULTILINE)[1:]
-    return {
-        name: [c for c in re.findall(r"^\| (\w+) \|", body, re.MULTILINE) if c != "column"]
-        for name, body in zip(sections[::2], sections[1::2], strict=True)
-    }
+    return {d.name: list(d.columns) for d in described(PAGE)}
 
 
 def test_every_table_and_column_is_documented() -> None:
@@ -46,3 +45,28 @@ def test_every_column_says_what_it_is() -> None:
 
 def test_the_page_shows_how_to_make_the_reading_role() -> None:
     assert MAKE_ROLE in PAGE
+
+
+def test_the_package_carries_the_page_itself() -> None:
+    assert comments.PAGE.read_text(encoding="utf-8") == PAGE
+
+
+@pytest.mark.postgres
+def test_postgresql_shows_the_page_s_words(postgres_fleet: Fleet) -> None:
+    """On every table, view and column that has some."""
+    text = """
+        SELECT c.relname, a.attname, d.description
+        FROM pg_description d
+        JOIN pg_class c ON c.oid = d.objoid AND c.relnamespace = 'public'::regnamespace
+        LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.objsubid AND a.attnum > 0
+        WHERE d.classoid = 'pg_class'::regclass
+    """
+    with postgres_fleet.store.engine.connect() as connection:
+        found = {(t, c): what for t, c, what in connection.execute(sa.text(text))}
+    expected: dict[tuple[str, str | None], str] = {
+        (d.name, c): what for d in described(PAGE) for c, what in d.columns.items()
+    }
+    expected.update({(d.name, None): d.about for d in described(PAGE) if d.about})
+    assert found == expected
+    assert found["v_peer", "z"].startswith("difference by 1.4826 times the MAD")
+    assert found["v_coverage", None] == "Every known host, and when it was last measured."
