@@ -2,8 +2,9 @@
 Runs in the guest: what discovery and the launcher say there, and what others say.
 
 Prints one JSON document: ``topology``, and as witnesses ``numactl`` (--hardware) and
-``lstopo`` (XML); with the argument ``measure`` also ``cells``, each with its binding, its
-run, and what was ``seen`` of the worker from outside while it measured.
+``lstopo`` (XML). Its argument is the shape: for some there are ``cells`` too, each with its
+binding, its run, and what was ``seen`` of the worker from outside while it measured; and
+``jobs``, those of ``workers.py``.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.workers import run_jobs
 from topobench.agents import preflight
 from topobench.agents.discover import discover
 from topobench.agents.launch import Launcher, Limits
@@ -30,20 +32,28 @@ from topobench.reading import Arm, Binding, Case, Cell, to_json
 from topobench.topology import Topology
 
 ARRAY_BYTES = 16 << 20
+ARMS = {
+    "two": ("none", "cpu0-mem1", "cpu1-mem1", "spread"),
+    "four": ("cpu3-mem0", "spread"),
+    "memless": ("cpu0-mem1", "spread"),
+}
+"""Arms that are measured, by shape: emulation makes each of them slow."""
 _ARRAY_PAGES = ARRAY_BYTES // 4096
 """A mapping with that many pages is an array, or several side by side."""
 
 
 def main() -> None:
     """Print the document."""
+    shape = sys.argv[1]
     topology = discover()
     found: dict[str, Any] = {
         "topology": topology.to_json(),
         "numactl": _ask("numactl", "--hardware"),
         "lstopo": _ask("lstopo-no-graphics", "--of", "xml", "--filter", "io:all"),
     }
-    if "measure" in sys.argv:
-        found["cells"] = list(_measure(topology))
+    if shape in ARMS:
+        found["cells"] = list(_measure(topology, ARMS[shape]))
+    found["jobs"] = run_jobs(shape)
     print(json.dumps(found))  # noqa: T201
 
 
@@ -51,21 +61,18 @@ def _ask(*argv: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
 
-def _measure(topology: Topology) -> Iterator[dict[str, Any]]:
-    """Host memory under every arm of :func:`_bindings`."""
+def _measure(topology: Topology, arms: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Host memory under some of its arms."""
     facts = preflight.facts(topology)
-    for binding in _bindings(topology):
-        yield _run(topology, facts, binding)
+    bindings = {b.name: b for b in _bindings(topology)}
+    for arm in arms:
+        yield _run(topology, facts, bindings[arm])
 
 
 def _bindings(topology: Topology) -> Iterator[Binding]:
-    """Arm none, the NUMA matrix, arm spread; of a large matrix two far corners, no arm none."""
-    matrix = [a.resolved for a in numa_matrix(topology) if isinstance(a.resolved, Binding)]
-    if len(matrix) <= 4:
-        yield Binding("none")
-        yield from matrix
-    else:
-        yield from (matrix[3], matrix[-4])
+    """Arm none, the NUMA matrix, arm spread."""
+    yield Binding("none")
+    yield from (a.resolved for a in numa_matrix(topology) if isinstance(a.resolved, Binding))
     spread = resolve(BindingChoice("spread"), topology, None)
     if isinstance(spread, Binding):
         yield spread

@@ -14,8 +14,6 @@ from lab.guest import run_once, unavailable
 
 _ROOT = Path(__file__).parents[2]
 _INSIDE = Path(__file__).with_name("inside.py")
-_MEASURED = ("two", "four", "memless")
-"""Shapes whose look includes measurements; emulation makes them slow."""
 
 
 def look(shape: str) -> dict[str, Any]:
@@ -29,8 +27,8 @@ def look(shape: str) -> dict[str, Any]:
     for program, package in (("numactl", "numactl"), ("lstopo-no-graphics", "hwloc-nox")):
         if shutil.which(program) is None:
             pytest.skip(f"no lab: {program} is not installed (Debian package {package})")
-    command = [sys.executable, str(_INSIDE), *(["measure"] if shape in _MEASURED else [])]
-    done = run_once(shape, *command, timeout=600, PYTHONPATH=str(_ROOT))
+    command = [sys.executable, str(_INSIDE), shape]
+    done = run_once(shape, *command, timeout=600, PYTHONPATH=f"{_ROOT}:{_ROOT / 'tests'}")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -1,4 +1,10 @@
-"""Discovery on a kernel with several NUMA nodes, beside what numactl and lstopo say there."""
+"""
+Discovery, bindings and workers on kernels with several NUMA nodes.
+
+Discovery is held against what numactl and lstopo say there; bindings against what another
+process sees of a worker, launched by numactl and by system calls alike. One file, so that one
+process boots each shape once for all of it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,26 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
+from lab.inside import ARMS
 from lab.looks import look
+from lab.workers import (
+    CPUS_ONLY,
+    FAR,
+    HALF_OUTSIDE,
+    JOBS,
+    LOCAL,
+    NONE,
+    OUTSIDE,
+    SPREAD,
+    WAYS,
+    WRONG_MEMORY,
+)
+from topobench.bindings import numa_matrix
+from topobench.reading import Binding, MemoryPolicy, ReasonCode, Run, Status
 from topobench.topology import NodeKind, Topology, parse_cpu_list
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -216,3 +238,222 @@ def test_nics_and_disks_have_the_node_of_their_slot() -> None:
     places = [(n.pci_address, n.numa_node) for n in found.nics]
     places += [(d.pci_address, d.numa_node) for d in found.nvme]
     assert all(address in slots and slots[address] == node for address, node in places)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """
+    A cell that ran in the guest.
+
+    Args:
+        cpus: Affinity of its threads as another process saw it, a list string for each kind.
+        shares: Share of the arrays' pages by NUMA node, as another process saw them.
+        policies: Memory policies of the arrays, likewise.
+    """
+
+    binding: Binding
+    run: Run
+    cpus: list[str]
+    shares: dict[int, float]
+    policies: list[str]
+
+    def metric(self, name: str) -> float:
+        (reading,) = [r for r in self.run.readings if r.metric == name]
+        return reading.summary.median
+
+
+def measured(shape: str) -> list[Measured]:
+    return [_measured(cell) for cell in look(shape)["cells"]]
+
+
+def _measured(cell: dict[str, Any]) -> Measured:
+    seen = cell["seen"]
+    total = sum(seen["pages"].values())
+    return Measured(
+        binding=Binding.from_json(cell["binding"]),
+        run=Run.from_json(cell["run"]),
+        cpus=seen["cpus"],
+        shares={int(node): pages / total for node, pages in seen["pages"].items()},
+        policies=seen["policies"],
+    )
+
+
+def arm(shape: str, name: str) -> Measured:
+    """The one cell of an arm."""
+    (found,) = [m for m in measured(shape) if m.binding.name == name]
+    return found
+
+
+@pytest.mark.parametrize("shape", ARMS)
+def test_every_arm_gives_a_bandwidth_and_no_warning(shape: str) -> None:
+    for cell in measured(shape):
+        assert cell.run.reason is None
+        assert cell.run.status is Status.OK
+        assert cell.run.warnings == ()
+        assert cell.metric("bandwidth_bytes_per_second") > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "cpus", "node"),
+    [
+        ("two", "cpu0-mem1", "0-1", 1),
+        ("two", "cpu1-mem1", "2-3", 1),
+        ("four", "cpu3-mem0", "3", 0),
+        ("memless", "cpu0-mem1", "0-1", 1),
+    ],
+)
+def test_bound_arm_has_its_threads_and_pages_where_it_says(
+    shape: str, name: str, cpus: str, node: int
+) -> None:
+    """By the worker's own account, and as another process sees it in /proc."""
+    cell = arm(shape, name)
+    (member,) = cell.run.members
+    assert member.cpus == cpus
+    assert member.memory_node == node
+    assert member.memory_policy == f"bind:{node}"
+    assert cell.metric("locality_ratio") >= 0.99
+    assert cell.cpus == [cpus]
+    assert cell.policies == [f"bind:{node}"]
+    assert cell.shares.get(node, 0.0) >= 0.99
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "distance"),
+    [("two", "cpu0-mem1", 21), ("four", "cpu3-mem0", 32), ("memless", "cpu0-mem1", 21)],
+)
+def test_remote_memory_is_on_the_far_node_of_the_threads(
+    shape: str, name: str, distance: int
+) -> None:
+    """The kernel's distance between the two is what the arm is about."""
+    (member,) = arm(shape, name).run.members
+    assert member.cpu_node is not None
+    assert member.memory_node is not None
+    assert topology(shape).distance(member.cpu_node, member.memory_node) == distance
+
+
+@pytest.mark.parametrize(
+    ("shape", "cpus", "nodes"), [("two", "0-3", 2), ("four", "0-3", 4), ("memless", "0-1", 2)]
+)
+def test_spread_puts_an_equal_share_of_pages_on_each_node(
+    shape: str, cpus: str, nodes: int
+) -> None:
+    cell = arm(shape, "spread")
+    (member,) = cell.run.members
+    assert member.cpus == cpus
+    assert member.memory_node is None
+    assert member.memory_policy == f"interleave:0-{nodes - 1}"
+    assert cell.cpus == [cpus]
+    assert cell.policies == [f"interleave:0-{nodes - 1}"]
+    own = {int(n): s for n, s in cell.run.conditions["buffer_page_share"].items()}
+    for shares in (own, cell.shares):
+        assert sorted(shares) == list(range(nodes))
+        for share in shares.values():
+            assert share == pytest.approx(1 / nodes, abs=0.4 / nodes)
+
+
+def test_arm_none_has_the_whole_allowed_set_and_no_policy() -> None:
+    cell = arm("two", "none")
+    (member,) = cell.run.members
+    assert member.cpus == "0-3"
+    assert member.memory_policy == "default"
+    assert cell.cpus == ["0-3"]
+    assert cell.policies == ["default"]
+
+
+@pytest.mark.parametrize("shape", ARMS)
+def test_arms_compared_have_equal_threads(shape: str) -> None:
+    assert len({m.binding.threads for m in measured(shape)}) == 1
+
+
+def test_memory_only_node_is_a_target_and_has_no_arm_of_its_own() -> None:
+    names = [a.resolved.name for a in numa_matrix(topology("memless"))]
+    assert names == ["cpu0-mem0", "cpu0-mem1"]
+
+
+def test_memory_outside_the_cpuset_is_refused_before_it_is_tried() -> None:
+    by_name = {a.resolved.name: a.resolved for a in numa_matrix(topology("cpuset"))}
+    assert sorted(by_name) == ["cpu0-mem0", "cpu1-mem0", "mem1"]
+    refused = by_name["mem1"]
+    assert not isinstance(refused, Binding)
+    assert refused.reason.code is ReasonCode.MEM_NOT_ALLOWED
+    bound = by_name["cpu0-mem0"]
+    assert isinstance(bound, Binding)
+    assert parse_cpu_list(bound.cpus) == (1,)
+    assert bound.memory is MemoryPolicy.BIND
+
+
+def outcome(shape: str, way: str, probe: str, binding: Binding) -> Run:
+    """The run of one job."""
+    jobs = [(job.probe, job.binding) for job in JOBS[shape]]
+    return Run.from_json(look(shape)["jobs"][jobs.index((probe, binding))][way])
+
+
+each_way = pytest.mark.parametrize("way", WAYS)
+
+
+def test_memory_is_where_it_was_asked_for_without_numactl() -> None:
+    found = outcome("two", "syscalls", "buffer", FAR)
+    (member,) = found.members
+    assert found.status is Status.OK
+    assert (member.cpus, member.cpu_node) == ("0-1", 0)
+    assert (member.memory_policy, member.memory_node) == ("bind:1", 1)
+    assert found.readings[1].samples == (1.0,)
+    assert found.conditions["buffer_page_share"] == {"1": 1.0}
+
+
+def test_spread_gives_each_node_half_without_numactl() -> None:
+    found = outcome("two", "syscalls", "buffer", SPREAD)
+    (member,) = found.members
+    assert found.status is Status.OK
+    assert (member.cpus, member.cpu_node, member.memory_node) == ("0-3", None, None)
+    assert member.memory_policy == "interleave:0-1"
+    assert found.conditions["buffer_page_share"] == pytest.approx({"0": 0.5, "1": 0.5})
+    assert found.readings[1].samples == (1.0,)
+
+
+@each_way
+def test_first_touch_follows_the_cpus(way: str) -> None:
+    found = outcome("two", way, "buffer", CPUS_ONLY)
+    assert (found.members[0].cpu_node, found.members[0].memory_node) == (1, 1)
+    assert found.members[0].memory_policy == "default"
+    assert found.readings[1].samples == (1.0,)
+
+
+def test_pages_on_another_node_make_a_run_invalid() -> None:
+    """CPUs and policy look right at the end; only the pages tell."""
+    found = outcome("two", "syscalls", "misplaced", LOCAL)
+    assert found.status is Status.INVALID
+    assert str(found.reason) == (
+        "wrong_binding: only 0.0% of a measured buffer lies on NUMA nodes [0], as asked"
+    )
+    assert found.readings[1].samples == (0.0,)
+    assert found.members[0].memory_node == 1
+    assert found.members[0].memory_policy == "bind:0"
+
+
+@each_way
+def test_none_is_what_the_cpuset_allows(way: str) -> None:
+    """A container with CPUs 1-3 and the memory of node 0 (C31)."""
+    found = outcome("cpuset", way, "buffer", NONE)
+    assert (found.status, found.members[0].cpus) == (Status.OK, "1-3")
+    assert found.members[0].memory_node == 0
+
+
+@pytest.mark.parametrize(
+    ("binding", "way"),
+    [(OUTSIDE, "numactl"), (HALF_OUTSIDE, "numactl"), (HALF_OUTSIDE, "syscalls")],
+    ids=["all", "half", "half-syscalls"],
+)
+def test_cpus_outside_the_cpuset_are_refused_not_cut(binding: Binding, way: str) -> None:
+    found = outcome("cpuset", way, "buffer", binding)
+    assert found.reason is not None
+    assert (found.status, found.reason.code) == (Status.SKIPPED, ReasonCode.CPU_NOT_ALLOWED)
+    assert found.readings == ()
+
+
+@each_way
+def test_memory_outside_the_cpuset_is_refused(way: str) -> None:
+    found = outcome("cpuset", way, "buffer", WRONG_MEMORY)
+    assert found.reason is not None
+    assert (found.status, found.reason.code) == (Status.SKIPPED, ReasonCode.MEM_NOT_ALLOWED)
+    assert found.readings == ()
