@@ -180,6 +180,10 @@ def test_a_halved_link_fails_and_is_written_into_the_ledger(
     assert "FAIL h1 gpu:0 (G1-0)" in text
     assert "the PCIe link of gpu:0 runs at x8 of x16" in " ".join(text.split())
     assert "kubectl cordon h1" in text
+    assert cli.main(["report", "--store", url]) == 0
+    report = " ".join(capsys.readouterr().out.split())
+    assert "fail: h1 gpu:0: the PCIe link of gpu:0 runs at x8 of x16" in report
+    assert "Hosts: 1 fail, 3 learning (policy 1; more with topobench check)." in report
 
 
 def test_changes_of_software_and_swapped_gpus_are_recorded_once(url: str) -> None:

@@ -24,6 +24,7 @@ from topobench.report.notes import notes
 from topobench.report.probe_tables import ProbeTables
 from topobench.report.safe import clean, command
 from topobench.report.sheet import Prose
+from topobench.report.verdict_text import verdicts_section
 from topobench.report.words import count, counts_text, minute, took, warning_text
 from topobench.units import format_span
 
@@ -39,14 +40,18 @@ MOST_ALIKE = 3
 _UNJUDGED = "Differences between arms need --profile standard (blocks) to be judged."
 
 
-def render_sweep(document: Document, *, exit_code: int | None = None) -> RenderableType:
+def render_sweep(
+    document: Document, *, exit_code: int | None = None, verdicts: Sequence[Document] = ()
+) -> RenderableType:
     """
     The report of a sweep document (``data`` of ``topobench probe --format json``).
 
     Args:
         exit_code: Of the command that ran it; None leaves it out of the last line.
+        verdicts: What ``check`` said of it: ``name``, ``device``, ``level``, ``reason``,
+            ``policy_version``, worst first.
     """
-    return Group(*_parts(document, exit_code))
+    return Group(*_parts(document, exit_code, verdicts))
 
 
 def summary_line(document: Document, exit_code: int | None = None) -> str:
@@ -55,12 +60,15 @@ def summary_line(document: Document, exit_code: int | None = None) -> str:
     return "; ".join(parts + ([f"exit {exit_code}"] if exit_code is not None else []))
 
 
-def _parts(document: Document, exit_code: int | None) -> Iterator[RenderableType]:
+def _parts(
+    document: Document, exit_code: int | None, verdicts: Sequence[Document]
+) -> Iterator[RenderableType]:
     sweep, hosts, cells = document["sweep"], document["hosts"], document["cells"]
     places = records.Places.of(hosts)
     yield from _headline(document)
     title = "HOST" if len(hosts) == 1 else f"HOSTS ({len(hosts)})"
     yield from section(title, hosts_section(hosts, cells))
+    yield from section("VERDICTS", verdicts_section(verdicts, hosts))
     yield from section("MEASURED", _measured(cells, places))
     yield from section("NETWORK", network_section(cells, places))
     yield from section("CONDITIONS", conditions_section(cells, places))

@@ -91,21 +91,28 @@ def _quiet(subjects: Sequence[Document]) -> Iterator[RenderableType]:
     yield Text("")
 
 
-def verdicts_section(found: Sequence[Document]) -> Iterator[RenderableType]:
+def verdicts_section(
+    found: Sequence[Document], hosts: Sequence[Document]
+) -> Iterator[RenderableType]:
     """
     What a report says of the verdicts on its sweep.
 
     Args:
-        found: ``name``, ``device``, ``level``, ``reason``, worst first.
+        found: ``name``, ``device``, ``level``, ``reason``, ``policy_version``, worst first.
+        hosts: Those of the sweep document; they know what a device is called.
     """
+    devices = [d for h in hosts for d in (h.get("description") or {}).get("devices") or ()]
+    names = {d["key"]: f"gpu:{d['index']}" for d in devices if d.get("index") is not None}
     for verdict in (v for v in found if v["level"] in _FOUND):
-        device = f" {clean(verdict['device'])}" if verdict["device"] else ""
-        text = f"{verdict['level']} {clean(verdict['name'])}{device}: {clean(verdict['reason'])}"
+        device = verdict["device"]
+        whose = f"{verdict['name']} {names.get(device, device)}" if device else verdict["name"]
+        text = f"{verdict['level']}: {clean(whose)}: {clean(verdict['reason'])}"
         yield Prose(text, style=_STYLES[verdict["level"]])
     counts = Counter(v["level"] for v in found if v["device"] is None)
     if counts:
         told = ", ".join(f"{counts[lv]} {lv}" for lv in sorted(counts, key=_severity))
-        yield Prose(f"Hosts: {told} (policy {clean(found[0]['policy_version'])}).")
+        policy = clean(found[0]["policy_version"])
+        yield Prose(f"Hosts: {told} (policy {policy}; more with topobench check).")
 
 
 def render_acks(acks: Sequence[Document]) -> RenderableType:
