@@ -167,7 +167,13 @@ def _requests(config: ClusterConfig, sweep_id: str) -> list[HostRequest]:
 
     wanted = {name.lower() for name in config.only_hosts}
     return [
-        HostRequest(sweep=sweep_id, id=h.id, address=h.host, env=h.env, labels=h.labels)
+        HostRequest(
+            sweep=sweep_id,
+            id=h.id,
+            address=h.host,
+            env=h.env,
+            labels={**({"sku": h.sku} if h.sku else {}), **h.labels},
+        )
         for h in config.hosts
         if not wanted or {h.host.lower(), (h.id or "").lower()} & wanted
     ]
@@ -393,42 +399,6 @@ def db_info(store_url: str) -> Outcome:
     with Store.open(store_url, create=False, read_only=True) as store:
         data = store.info()
     return Outcome(data, lambda: render_facts(data))
-
-
-def db_upgrade(store_url: str) -> Outcome:
-    """Bring the store to this version's schema; an older file is copied first."""
-    from topobench.db.store import Store
-    from topobench.report.tables_text import render_facts
-
-    with Store.open(store_url, create=False) as store:
-        info = store.info()
-    data = {"url": info["url"], "schema": info["schema"]}
-    return Outcome(data, lambda: render_facts(data))
-
-
-def db_import(store_url: str, folder: Path) -> Outcome:
-    """Bring a spool into the store; runs that are there already change nothing."""
-    from topobench.db.spool import import_spool
-    from topobench.db.store import Store
-    from topobench.report.tables_text import render_facts
-
-    with Store.open(store_url) as store:
-        found = import_spool(store, folder)
-    data = {
-        "files": found.files,
-        "stored": found.stored,
-        "already_stored": found.already,
-        "conflicts": found.conflicts,
-        "problems": list(found.problems),
-        "busy": list(found.busy),
-    }
-    whole = not (found.problems or found.busy)
-    return Outcome(
-        data,
-        lambda: render_facts(data),
-        exit_code=0 if whole else 1,
-        status="ok" if whole else "incomplete",
-    )
 
 
 def import_results(
