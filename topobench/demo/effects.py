@@ -88,7 +88,7 @@ def _parsed(part: str) -> Effect:
     name, equals, value = part.partition("=")
     if name not in tuple(Kind) or not equals:
         near = difflib.get_close_matches(name, tuple(Kind), n=1)
-        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        meant = f" (did you mean {str(near[0])!r}?)" if near else ""
         raise UsageError(f"--effects: {part!r} is no effect{meant}; {_accepted()}")
     kind = Kind(name)
     if kind is Kind.DRIVER:
