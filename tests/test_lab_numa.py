@@ -210,6 +210,8 @@ def test_link_that_both_ends_could_run_faster_is_named_and_no_other() -> None:
     """All the other cards can do no more than 2.5 GT/s x1, in ports of 16 GT/s: by design."""
     found = topology("classes")
     links = {d.address: d.link for d in found.pci if d.link}
+    if links[BRIDGE].max_width == 1:
+        pytest.skip("no degraded link: this user may not write to the emulator's memory")
     port = next(d.parent for d in found.pci if d.address == BRIDGE)
     for end in (BRIDGE, port):
         link = links.pop(end or "")
