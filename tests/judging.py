@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,17 +32,20 @@ class Fleet:
     Writes sweeps into a store; the same seed gives the same numbers.
 
     Args:
+        path: Of the SQLite file, made here unless there is a ``url``.
         spread: Standard deviation between processes, as a share.
     """
 
     path: Path
     spread: float = SPREAD
     seed: int = 1
+    url: str = ""
 
     def __post_init__(self) -> None:
-        self.url = f"sqlite:///{self.path}"
         self.random = random.Random(self.seed)
-        Store.open(self.url).close()
+        if not self.url:
+            self.url = f"sqlite:///{self.path}"
+            self.path.write_bytes(_new_store())
 
     def sweep(
         self,
@@ -109,6 +114,15 @@ class Fleet:
             return found
         worst = sorted(made)[int(0.99 * samples)]
         return dataclasses.replace(found, summary=dataclasses.replace(found.summary, p99=worst))
+
+
+@functools.cache
+def _new_store() -> bytes:
+    """The file of an empty store, made once."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "t.db")
+        Store.open(f"sqlite:///{path}").close()
+        return path.read_bytes()
 
 
 def _run(

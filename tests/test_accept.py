@@ -257,6 +257,16 @@ def test_facts_are_exact(fleet: Fleet, accept: Any) -> None:
     assert accept(rules.replace("value: 18", "value: 20")).code == 2
 
 
+def test_other_arms_than_asked_are_named(fleet: Fleet, accept: Any) -> None:
+    fleet.sweep([storing.host(gpus=1)], devices=GPUS[:1], binding="local")
+    found = accept(h2d("49 GB/s"))
+    assert found.answers[0]["reason"] == (
+        "the sweep has no arm none of it, only local; name one in where"
+    )
+    named = accept(h2d("49 GB/s").replace("direction: h2d", "direction: h2d, arm: local"))
+    assert (named.code, named.answers[0]["arm"]) == (0, "local")
+
+
 def test_conditions_of_the_runs_are_told(fleet: Fleet, accept: Any) -> None:
     host = storing.host(gpus=1)
     fleet.sweep([host], devices=GPUS[:1], warnings=["power_limit_below_default: 500 W"])
@@ -273,6 +283,10 @@ def test_made_up_and_foreign_results_are_refused_unless_asked(fleet: Fleet, acce
         0,
         ["these results were made by demo, not measured"],
     )
+    rule = H2D.replace("op: at_least", f"non_inferior_to: {made}")
+    fleet.sweep([storing.host(gpus=1)], devices=GPUS[:1], day=4)
+    held = accept(rule.replace("value: VALUE", "margin: 3 %"))
+    assert (held.code, f"sweep {made[:8]} holds made-up" in held.error) == (3, True)
     foreign = fleet.sweep([storing.host(gpus=1)], day=3, source="import:nvbandwidth")
     assert "--imported judges them" in accept(h2d("49 GB/s"), foreign).error
 

@@ -37,6 +37,12 @@ from topobench.errors import UsageError
             ),
         ),
         ("h07,driver:580.95", Selector("h07,driver:580.95", {"driver": ("580.95",)}, bare="h07")),
+        (
+            "driver:580.95,2026-11-01..",
+            Selector(
+                "driver:580.95,2026-11-01..", {"driver": ("580.95",)}, Days("2026-11-01", None)
+            ),
+        ),
         ("10.9.0.10:6379", Selector("10.9.0.10:6379", {}, bare="10.9.0.10:6379")),
     ],
     ids=lambda v: v if isinstance(v, str) else "",

@@ -95,9 +95,9 @@ def _measured(rule: Rule, hosts: Sequence[AcceptHost], evidence: Evidence) -> It
 def _fits(rule: Rule, value: Value) -> bool:
     """Whether a value is of the metric, parameters and arm that a rule speaks of."""
     s = value.subject
-    arms = (rule.arm, f"{rule.arm}/auto")
     wanted = all(s.params.get(k) == v for k, v in rule.params.items())
-    return s.probe == rule.probe and value.metric == rule.metric.name and wanted and s.arm in arms
+    named = s.probe == rule.probe and value.metric == rule.metric.name
+    return named and wanted and s.arm in _arms(rule)
 
 
 def _subjects(rule: Rule, hosts: Sequence[AcceptHost], evidence: Evidence) -> list[_Subject]:
@@ -153,18 +153,32 @@ def _missing(rule: Rule, subject: _Subject, evidence: Evidence) -> Found:
         and (not subject.devices or set(subject.devices) <= set(c.devices))
     ]
     told = collections.Counter(f"{c.status}: {c.reason}" if c.reason else c.status for c in cells)
-    reason = told.most_common(1)[0][0] if told else "the sweep planned no such cell"
+    reason = told.most_common(1)[0][0] if told else _unplanned(rule, evidence)
     found = _found(rule, subject, Answer.NOT_MEASURED, reason)
     bound = _limit(rule, subject, (), rule.params)
     return _with_limit(rule, found, bound)
 
 
+def _unplanned(rule: Rule, evidence: Evidence) -> str:
+    """That a sweep has no such cell; with the arms that it does have of the case."""
+    arms = sorted({c.arm for c in evidence.cells if _of_case(rule, c)} - _arms(rule))
+    if not arms:
+        return "the sweep planned no such cell"
+    return f"the sweep has no arm {rule.arm} of it, only {', '.join(arms)}; name one in where"
+
+
 def _planned_for(rule: Rule, cell: Planned) -> bool:
-    return (
-        cell.probe == rule.probe
-        and cell.arm in (rule.arm, f"{rule.arm}/auto")
-        and all(cell.params.get(k) == v for k, v in rule.params.items())
-    )
+    return _of_case(rule, cell) and cell.arm in _arms(rule)
+
+
+def _of_case(rule: Rule, cell: Planned) -> bool:
+    fits = all(cell.params.get(k) == v for k, v in rule.params.items())
+    return cell.probe == rule.probe and fits
+
+
+def _arms(rule: Rule) -> set[str]:
+    """Names of the arm; NCCL's own choice of a ring is what users get."""
+    return {rule.arm, f"{rule.arm}/auto"}
 
 
 def _found(

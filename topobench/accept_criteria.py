@@ -99,7 +99,7 @@ class Criteria:
     A criteria file.
 
     Args:
-        sha256: Of the file, hexadecimal.
+        sha256: Of the file's text, hexadecimal.
     """
 
     name: str
@@ -116,7 +116,8 @@ def load(path: Path) -> Criteria:
         ConfigError: It can't be read, or holds mistakes; all of them are named.
     """
     fields = Fields()
-    table = yaml_strict.read(path, fields.mistakes)
+    text = yaml_strict.text_of(path)
+    table = yaml_strict.parse(text, str(path), fields.mistakes)
     if table is None:
         raise ConfigError([f"{path}: is empty; it must start with kind: {KIND}"])
     _check_kind(table, path)
@@ -133,7 +134,7 @@ def load(path: Path) -> Criteria:
     return Criteria(
         name=values.get("name", path.name),
         file=str(path),
-        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        sha256=hashlib.sha256(text.encode()).hexdigest(),
         rules=values["rules"],
     )
 

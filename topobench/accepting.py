@@ -51,9 +51,10 @@ def accept(
     rules = accept_criteria.load(criteria)
     with source.opened(store_url) as opened:
         document = opened.document(sweep)
-        told = document["sweep"]
-        _require_asked(told, imported=imported, synthetic=synthetic)
-        evidence, references = _evidence(opened, document, rules)
+        references = _references(opened, rules)
+        for told in (document["sweep"], *references.values()):
+            _require_asked(told, imported=imported, synthetic=synthetic)
+        evidence = _evidence(opened, document, references)
     judged = judge(rules, evidence)
     answer = overall(judged)
     data = _document(document, rules, judged, references)
@@ -84,18 +85,22 @@ def _require_asked(sweep: Mapping[str, Any], *, imported: bool, synthetic: bool)
             )
 
 
+def _references(source: Source, criteria: Criteria) -> dict[str, Mapping[str, Any]]:
+    """The sweep of each reference, by the text of the rule."""
+    texts = sorted({r.reference for r in criteria.rules if r.reference is not None})
+    return {text: source.sweep(text) for text in texts}
+
+
 def _evidence(
-    source: Source, document: Mapping[str, Any], criteria: Criteria
-) -> tuple[Evidence, dict[str, str]]:
-    """What is judged, and the UUID of each reference sweep by its text."""
+    source: Source, document: Mapping[str, Any], references: Mapping[str, Mapping[str, Any]]
+) -> Evidence:
+    """What is judged, and what it is held against."""
     sweep, cluster = document["sweep"]["id"], document["sweep"]["cluster"]
     topologies = source.topologies(sweep)
-    texts = sorted({r.reference for r in criteria.rules if r.reference is not None})
-    references = {text: source.document(text)["sweep"]["id"] for text in texts}
-    for text, uuid in references.items():
-        if uuid == sweep:
+    for text, told in references.items():
+        if told["id"] == sweep:
             raise UsageError(f"non_inferior_to: {text} is the sweep that is judged")
-    evidence = Evidence(
+    return Evidence(
         cluster=cluster,
         hosts=tuple(
             AcceptHost(f"{cluster}/{h['key']}", h["name"], h["sku"], topologies.get(h["key"]))
@@ -114,9 +119,8 @@ def _evidence(
             )
             for c in document["cells"]
         ),
-        references={text: _values(source, uuid) for text, uuid in references.items()},
+        references={text: _values(source, told["id"]) for text, told in references.items()},
     )
-    return evidence, references
 
 
 def _values(source: Source, sweep: str) -> Sequence[Value]:
@@ -128,7 +132,7 @@ def _document(
     document: Mapping[str, Any],
     criteria: Criteria,
     judged: Sequence[Judged],
-    references: Mapping[str, str],
+    references: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     sweep = document["sweep"]
     counts = collections.Counter(str(f.answer) for j in judged for f in j.found)
@@ -167,7 +171,7 @@ def _warnings(sweep: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _rule(judged: Judged, references: Mapping[str, str]) -> dict[str, Any]:
+def _rule(judged: Judged, references: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     rule: Rule = judged.rule
     return {
         "name": rule.name,
@@ -182,7 +186,7 @@ def _rule(judged: Judged, references: Mapping[str, str]) -> dict[str, Any]:
         "sku": rule.sku,
         "op": rule.op,
         "value": rule.value,
-        "non_inferior_to": None if rule.reference is None else references[rule.reference],
+        "non_inferior_to": None if rule.reference is None else references[rule.reference]["id"],
         "margin": rule.margin,
         "answer": str(judged.answer),
         "answers": [_answer(f) for f in judged.found],

@@ -84,11 +84,12 @@ def compare_sides(a: Sequence[Value], b: Sequence[Value], options: Options) -> C
     """
     _require_apart(a, b)
     digest = inputs_digest([*a, *b], options.policy.version)
+    left_out = _unjudged([*a, *b], options.policy)
     a, b = _judged(a, options.policy), _judged(b, options.policy)
     shared = {v.subject.host for v in a} & {v.subject.host for v in b}
     if not shared:
-        return _other_hosts(a, b, options, digest)
-    left_out = _not_shared(a, b, shared)
+        return _other_hosts(a, b, options, digest, left_out)
+    left_out += _not_shared(a, b, shared)
     a, b = ([v for v in side if v.subject.host in shared] for side in (a, b))
     if len(shared) >= MIN_PROCESSES:
         return _pooled(a, b, options, digest, left_out)
@@ -97,9 +98,12 @@ def compare_sides(a: Sequence[Value], b: Sequence[Value], options: Options) -> C
     return Compared("same_hosts", tuple(cases), tuple(sides.left_out), digest)
 
 
-def _other_hosts(a: Sequence[Value], b: Sequence[Value], options: Options, digest: str) -> Compared:
+def _other_hosts(
+    a: Sequence[Value], b: Sequence[Value], options: Options, digest: str, left_out: list[str]
+) -> Compared:
     """No host is on both sides: hosts, nights or processes of one side against the other's."""
     sides = _whole_runs(a, b)
+    sides.left_out[:0] = left_out
     cases = [_apart(sides.a[k], sides.b[k], options, own=False) for k in sides.both()]
     return Compared("other_hosts", tuple(cases), tuple(sides.left_out), digest)
 
@@ -261,6 +265,17 @@ def _judged(values: Iterable[Value], policy: Policy) -> list[Value]:
         and v.median > 0
         and math.isfinite(v.median)
     ]
+
+
+def _unjudged(values: Iterable[Value], policy: Policy) -> list[str]:
+    """The metrics that no tolerance says anything of."""
+    names = {
+        v.metric
+        for v in values
+        if v.metric not in NOT_RESULTS
+        and (v.better is Better.NEITHER or policy.delta(v.unit) is None)
+    }
+    return [f"not judged, for want of a tolerance: {', '.join(sorted(names))}"] if names else []
 
 
 def _tolerance(value: Value, policy: Policy) -> float:

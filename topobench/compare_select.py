@@ -17,8 +17,8 @@ from topobench.errors import UsageError
 KEYS = ("sweep", "host", "cluster", "sku", "driver", "date")
 EXAMPLE = "sweep:1a2b3c4d, host:h07, driver:580.95 or date:2026-11-01..2026-11-07"
 
-_COMMA = re.compile(rf",(?=\s*(?:{'|'.join(KEYS)}):)")
-"""Before a key only: the name of an SKU may hold commas."""
+_COMMA = re.compile(rf",(?=\s*(?:(?:{'|'.join(KEYS)}):|\d{{4}}-\d{{2}}-\d{{2}}|\.\.\d))")
+"""Before a key or a date only: the name of an SKU may hold commas."""
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _BARE_DATE = re.compile(r"(\d{4}-\d{2}-\d{2})?\.\.(\d{4}-\d{2}-\d{2})?|\d{4}-\d{2}-\d{2}")
 

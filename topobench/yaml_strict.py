@@ -74,7 +74,7 @@ def read(path: Path, mistakes: list[str]) -> Table | None:
     Raises:
         ConfigError: Not readable, not text, not YAML, or no table at its top.
     """
-    return parse(_text_of(path), str(path), mistakes)
+    return parse(text_of(path), str(path), mistakes)
 
 
 def parse(text: str, source: str, mistakes: list[str]) -> Table | None:
@@ -91,7 +91,13 @@ def parse(text: str, source: str, mistakes: list[str]) -> Table | None:
     return node
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """
+    The text of a file, read once.
+
+    Raises:
+        ConfigError: Not readable, not text, or larger than a config file can be.
+    """
     try:
         with path.open("rb") as file:
             raw = file.read(_MAX_BYTES + 1)

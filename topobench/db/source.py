@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from topobench.compare_select import Selector
 from topobench.db import measured, schema, selecting
-from topobench.db.document import sweep_document
+from topobench.db.document import sweep_document, sweep_summary
 from topobench.db.engine import reading
 from topobench.db.find import find_sweep
 from topobench.db.measured import Found
@@ -48,6 +48,10 @@ class Source:
     def document(self, sweep: str) -> dict[str, Any]:
         """As :meth:`Store.sweep_document`."""
         return sweep_document(self.connection, find_sweep(self.connection, sweep).id, self.url)
+
+    def sweep(self, text: str) -> dict[str, Any]:
+        """The ``sweep`` of its document: id, unique beginning, or ``latest``."""
+        return sweep_summary(find_sweep(self.connection, text))
 
     def topologies(self, sweep: str) -> dict[str, Topology]:
         """The wiring of each host of a sweep as it was then, by host key."""
