@@ -41,7 +41,8 @@ WHERE r.status IN ('ok', 'partial') AND d.median IS NOT NULL
 # One process gives its own interval (ci_level within); from six processes on, the smallest
 # and the largest of their medians are an interval of 97 % or more (between); two to five
 # give none. `2 * place BETWEEN processes AND processes + 2` picks the middle one or two
-# without a division, which engines round differently.
+# without a division, which engines round differently. CROSS JOIN with the conditions in WHERE
+# means the same as JOIN, but SQLite keeps the order: few series before many readings.
 V_LATEST = """
 CREATE VIEW v_latest AS
 WITH process AS (
@@ -54,10 +55,11 @@ WITH process AS (
         ) AS place,
         count(*) OVER (PARTITION BY s.id, d.metric_id, d.point) AS processes
     FROM series s
-    JOIN run r ON r.series_id = s.id AND r.sweep_id = s.latest_sweep_id
-    JOIN cell c ON c.id = r.cell_id
-    JOIN reading d ON d.run_id = r.id
-    WHERE r.status IN ('ok', 'partial') AND d.median IS NOT NULL
+    CROSS JOIN run r
+    CROSS JOIN cell c
+    CROSS JOIN reading d
+    WHERE r.series_id = s.id AND r.sweep_id = s.latest_sweep_id AND c.id = r.cell_id
+        AND d.run_id = r.id AND r.status IN ('ok', 'partial') AND d.median IS NOT NULL
 ), latest AS (
     SELECT
         series_id, sweep_id, metric_id, point, max(rank) AS rank, max(processes) AS n_processes,
