@@ -157,7 +157,7 @@ def test_a_discovered_host_of_that_name_is_not_touched(store_url: str) -> None:
         begin(store, mine, hosts=[host(name="h07", gpus=2)])
         store.put_run(run(mine, reading(2e9)))
         before = count(store, "topology")
-    put(store_url, ALL_REDUCE, host="h07", cluster="lab", sku="2x H200 / 2x Xeon Platinum 8480C")
+    put(store_url, ALL_REDUCE, host="h07", cluster="lab", sku="2x H200-SXM / 2x Xeon 8480C")
     hosts = select(store_url, "SELECT key, name FROM host ORDER BY key")
     assert hosts == [{"key": "import:h07", "name": "h07"}, {"key": "k1", "name": "h07"}]
     (sku,) = select(store_url, "SELECT gpu_count FROM sku")
@@ -220,8 +220,8 @@ def test_a_topology_can_be_told(sqlite_url: str, tmp_path: Path) -> None:
     put(sqlite_url, ALL_REDUCE, host="h07", topology=path)
     (found,) = select(sqlite_url, "SELECT sku, topology_class FROM v_latest LIMIT 1")
     assert found == {
-        "sku": "2x H200 / 2x Xeon Platinum 8480C",
-        "topology_class": "2x H200 / 2x Xeon Platinum 8480C",
+        "sku": "2x H200-SXM / 2x Xeon 8480C",
+        "topology_class": "2x H200-SXM / 2x Xeon 8480C",
     }
 
 

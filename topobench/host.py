@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import collections
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from topobench.reading import to_json
+from topobench.sku import sku_name
 from topobench.topology import Topology, parse_cpu_list
 
 
@@ -133,31 +133,3 @@ def describe(topology: Topology) -> dict[str, Any]:
         "driver": machine.driver,
         "cuda": machine.cuda,
     }
-
-
-def sku_name(topology: Topology) -> str:
-    """
-    A name for what was bought, derived from discovery.
-
-    "8x H200 / 2x Xeon Platinum 8480C / 8x 400 Gb/s"; a host without GPUs starts with
-    its CPUs.
-    """
-    parts = []
-    models = collections.Counter(_short_gpu(g.model) for g in topology.gpus if not g.is_slice)
-    parts += [f"{n}x {m}" for m, n in sorted(models.items())]
-    if topology.cpus.model:
-        parts.append(f"{topology.cpus.packages or 1}x {_short_cpu(topology.cpus.model)}")
-    rates = collections.Counter(
-        round(n.rate_bytes_per_second * 8 / 1e9) for n in topology.nics if n.rate_bytes_per_second
-    )
-    parts += [f"{n}x {r} Gb/s" for r, n in sorted(rates.items(), reverse=True)]
-    return " / ".join(parts) or "unknown"
-
-
-def _short_gpu(model: str | None) -> str:
-    return re.sub(r"^(NVIDIA|Tesla|GeForce)\s+", "", model or "unknown GPU").strip()
-
-
-def _short_cpu(model: str) -> str:
-    text = re.sub(r"\((R|TM)\)|CPU|Processor|\d+-Core|@.*$", " ", model, flags=re.IGNORECASE)
-    return " ".join(re.sub(r"^\s*(Intel|AMD)\b", "", text).split())

@@ -20,12 +20,13 @@ from topobench import budget
 from topobench.bindings import allowed_cpus
 from topobench.config import ClusterConfig
 from topobench.errors import UsageError
-from topobench.host import Host, sku_name
+from topobench.host import Host
 from topobench.layout import Choice, Site, lay_out
 from topobench.layout_hosts import lay_out_together
 from topobench.masking import mask_urls
 from topobench.reading import Cell, ReasonCode, Status, to_json
 from topobench.selection import absent_hosts, check_devices, select_hosts
+from topobench.sku import sku_name
 from topobench.topology import parse_cpu_list
 from topobench.units import format_span
 

@@ -94,7 +94,7 @@ def test_a_document_gives_back_what_was_stored(store_url: str) -> None:
     assert document["counts"] == {"ok": 1, "skipped": 1}
     (found,) = document["hosts"]
     assert found["key"] == "k1"
-    assert found["sku"] == "2x H200 / 2x Xeon Platinum 8480C"
+    assert found["sku"] == "2x H200-SXM / 2x Xeon 8480C"
     assert found["fingerprints"] == {"shape": "tfp1:s", "config": "tfp1:c", "health": "tfp1:h"}
     assert found["facts"] == to_json(host().facts)
     first, second = document["cells"]

@@ -35,6 +35,7 @@ from topobench.reading import (
     Status,
     to_json,
 )
+from topobench.sku import form_factor, nic_names
 from topobench.topology import Topology
 
 Row = dict[str, Any]
@@ -344,7 +345,9 @@ def sku_row(host: Host) -> Row:
         "name": host.labels.get("sku") or described["sku"],
         "gpu_model": models[0] if len(models) == 1 else None,
         "gpu_count": len(topology.gpus) if topology.cpus.online else None,
+        "form_factor": form_factor(models[0]) if len(models) == 1 else None,
         "cpu_model": topology.cpus.model,
+        "nic_model": ", ".join(sorted(set(nic_names(topology).values()))) or None,
         "vendor": topology.machine.vendor,
     }
 
