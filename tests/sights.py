@@ -67,6 +67,8 @@ def fill(
     *,
     profile: str = "quick",
     probes: str | None = None,
+    sets: Sequence[str] = (),
+    bindings: str | None = None,
     rings: Sequence[str] = (),
     blocks: int | None = None,
     end: str | None = "done",
@@ -81,7 +83,8 @@ def fill(
         end: Status it ends with; None leaves it running.
         most: Cells that run; the rest stay planned.
     """
-    settings = config.load(None, environ={}, overrides=Overrides(profile=profile, probes=probes))
+    flags = Overrides(profile=profile, probes=probes, sets=tuple(sets), bindings=bindings)
+    settings = config.load(None, environ={}, overrides=flags)
     changes: dict[str, Any] = {"rings": tuple(rings)} if rings else {}
     if blocks is not None:
         changes["blocks"] = blocks
@@ -104,8 +107,8 @@ def fill(
         )
         topologies = {h.key: h.topology for h in hosts}
         planned = [c for c in plan.cells if c.status is Status.PLANNED]
-        for cell in planned[:most]:
-            store.put_run(run_of(cell, topologies[cell.host], start))
+        runs = [run_of(cell, topologies[cell.host], start) for cell in planned[:most]]
+        store.put_runs(sweep, runs)
         if end is not None:
             store.end_sweep(sweep, end, ended_at=start.replace("T16:00", "T16:20"))
     return sweep
@@ -208,3 +211,23 @@ def _one(metric: str, value: float, cell: Cell, point: dict[str, Scalar] | None 
 def store_at(folder: Path, name: str = "topobench.db") -> str:
     """The URL of a SQLite file in a folder."""
     return f"sqlite:///{folder / name}"
+
+
+def fill_rich(url: str, host_name: str = "gpu01", *, gpus: int = 4, **more: Any) -> str:
+    """A sweep with something for every figure of a GPU host; its UUID."""
+    return fill(
+        url,
+        [host(host_name, gpus=gpus)],
+        probes="host_memory,host_to_device,device_memory,gemm,kernel_launch,peer,all_reduce",
+        sets=[
+            "host_to_device.bytes=4K,64K,1M,16M,256M",
+            "host_to_device.direction=h2d",
+            f"all_reduce.ranks={gpus}",
+            "gemm.dtype=bf16,fp8",
+            "peer.op=read",
+        ],
+        bindings="none,local,remote",
+        rings=["auto", "auto_ring", "best"],
+        blocks=6,
+        **more,
+    )

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from topobench.errors import NotFound, StoreUnreachable
+from topobench.errors import NotFound, StoreError, StoreUnreachable
 
 if TYPE_CHECKING:
     from topobench.db.store import Store
@@ -42,7 +42,10 @@ class Site:
 
         with self._lock:
             if self._store is None:
-                self._store = Store.open(self.url, create=False, read_only=True)
+                try:
+                    self._store = Store.open(self.url, create=False, read_only=True)
+                except NotFound as error:  # of a store, not of something in it
+                    raise StoreError(str(error)) from error
             return self._store
 
     def lost(self, error: Exception) -> None:
@@ -69,8 +72,3 @@ class Site:
             while len(self._pages) > KEPT:
                 self._pages.popitem(last=False)
         return made
-
-
-def is_absent(error: Exception) -> bool:
-    """Whether a store error says that nothing is there yet."""
-    return isinstance(error, NotFound)

@@ -33,14 +33,13 @@ def collectives(
     """Two figures a gang, the largest gangs first: bandwidth and latency by size."""
     gangs: dict[Any, list[Cell]] = defaultdict(list)
     for cell in cells:
-        if cell["status"] in MEASURED and cell["ranks"] > 1 and cell["params"].get("bytes"):
+        is_collective = any(r["metric"] == BUSBW.name for r in cell["readings"])
+        if cell["status"] in MEASURED and is_collective and cell["params"].get("bytes"):
             params = cell["params"]
             fixed = (cell["probe"], params.get("op"), params.get("dtype"), params.get("backend"))
             gangs[tuple(cell["devices"]), cell["ranks"], fixed].append(cell)
     ordered = sorted(gangs.items(), key=lambda item: -item[0][1])[:_MOST_GANGS]
     for number, ((devices, ranks, fixed), found) in enumerate(ordered):
-        if not any(r["metric"] == BUSBW.name for c in found for r in c["readings"]):
-            continue
         words = _words(fixed, ranks, devices, places)
         found = _of_one_binding(found)
         ceilings = wiring.slowest(topology, devices) if topology and devices else []

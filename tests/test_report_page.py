@@ -1,0 +1,289 @@
+"""The page of a sweep: what it holds, what it says is missing, and that it needs nobody else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import report_documents as documents
+import report_topologies
+import sights
+from topobench import cli
+from topobench.db.store import Store
+from topobench.errors import UsageError
+from topobench.report.page import Sight, render_report
+from topobench.report.page.page import asset
+from topobench.seeing import report_page, sight_of
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'&</script><script>alert(2)</script>"
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Sight]:
+    """The page of a host with four GPUs of which one copies slowly, and what it was made of."""
+    url = sights.store_at(tmp_path_factory.mktemp("rich"))
+    sweep = sights.fill_rich(url)
+    with Store.open(url, create=False, read_only=True) as store:
+        sight = sight_of(store, sweep)
+    return render_report(sight), sight
+
+
+def figures(page: str) -> dict[str, dict[str, Any]]:
+    """What the page's script draws, by the name of the figure."""
+    found = re.findall(
+        r'<figure class="chart" id="([^"]+)">.*?class="spec">(.*?)</script>', page, re.DOTALL
+    )
+    return {name: json.loads(spec) for name, spec in found}
+
+
+def trace(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(t for t in spec["data"] if t.get("name") == name)
+    return found
+
+
+def anchors(page: str) -> list[str]:
+    return re.findall(r'<section id="([^"]+)"', page)
+
+
+def text_of(page: str) -> str:
+    """What a person reads: no tags, no scripts, no styles."""
+    shown = re.sub(r"<(script|style)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    return html.unescape(re.sub(r"<[^>]+>", " ", shown))
+
+
+def test_a_rich_sweep_has_every_figure(rich: tuple[str, Sight]) -> None:
+    assert anchors(rich[0]) == [
+        "verdicts", "hosts", "h0-wiring", "h0-copies", "h0-arms", "h0-rings", "h0-paths",
+        "h0-memory", "h0-compute", "h0-roofline", "readings", "missing", "again",
+    ]  # fmt: skip
+    assert set(figures(rich[0])) == {
+        "h0-paths", "h0-h2d", "h0-arms", "h0-busbw0", "h0-latency0", "h0-peer0", "h0-memory0",
+        "h0-memory1", "h0-gemm", "h0-hbm", "h0-roofline",
+    }  # fmt: skip
+
+
+def test_copies_are_drawn_as_measured_with_the_line_fitted_to_them(
+    rich: tuple[str, Sight],
+) -> None:
+    spec = figures(rich[0])["h0-h2d"]
+    size = 1 << 20
+    rate = size / (sights.FIXED_SECONDS + size / sights.H2D_PEAK) / 1e9
+    queued = trace(spec, "GPU 0 queued")
+    assert queued["y"][queued["x"].index(size)] == pytest.approx(rate, rel=2e-3)
+    slow = trace(spec, f"GPU {sights.SLOW_GPU} queued")
+    assert slow["y"][-1] == pytest.approx(queued["y"][-1] * sights.SLOW_SHARE, rel=2e-3)
+    per_call = trace(spec, "GPU 0 per call")
+    slower = size / (sights.CALL_SECONDS + size / sights.H2D_PEAK) / 1e9
+    assert per_call["y"][per_call["x"].index(size)] == pytest.approx(slower, rel=2e-3)
+    fitted = trace(spec, "fit a + S / B")
+    assert fitted["y"][-1] == pytest.approx(55, rel=0.01)
+    assert "a = 5.0" in rich[0]
+
+
+def test_arms_are_drawn_with_their_intervals(rich: tuple[str, Sight]) -> None:
+    spec = figures(rich[0])["h0-arms"]
+    remote = trace(spec, "remote")
+    assert min(remote["x"]) == pytest.approx(100 * (sights.REMOTE_SHARE - 1), abs=0.3)
+    at = remote["x"].index(min(remote["x"]))
+    assert 0 < remote["error_x"]["array"][at] < 1
+    assert remote["marker"]["symbol"][at] == "diamond"
+    local = trace(spec, "local")
+    assert max(map(abs, local["x"])) < 1
+    assert set(local["marker"]["symbol"]) == {"circle"}
+
+
+def test_rings_are_drawn_under_what_the_wiring_allows(rich: tuple[str, Sight]) -> None:
+    spec = figures(rich[0])["h0-busbw0"]
+    assert {t["name"] for t in spec["data"]} == {"none/auto", "none/auto_ring", "none/best"}
+    best, auto = (trace(spec, f"none/{n}")["y"][-1] for n in ("best", "auto"))
+    assert best / auto == pytest.approx(sights.RINGS["best"], rel=0.03)
+    assert [s["y0"] for s in spec["layout"]["shapes"]] == [478, 240]
+    assert "478 GB/s" in spec["layout"]["annotations"][0]["text"]
+
+
+def test_matrices_show_path_classes_and_a_slow_gpu(rich: tuple[str, Sight]) -> None:
+    paths = figures(rich[0])["h0-paths"]["data"][0]
+    assert paths["text"][0][:4] == ["X", "NV18", "NV18", "NV17"]
+    peers = figures(rich[0])["h0-peer0"]["data"][0]
+    assert peers["z"][0][0] is None
+    assert peers["z"][0][sights.SLOW_GPU] == pytest.approx(300, rel=3e-3)
+    assert peers["z"][0][1] == pytest.approx(390, rel=3e-3)
+    memory = figures(rich[0])["h0-memory0"]["data"][0]
+    assert memory["z"][0] == pytest.approx([240, 120], rel=3e-3)
+
+
+def test_the_roofline_is_made_of_measured_roofs(rich: tuple[str, Sight]) -> None:
+    spec = figures(rich[0])["h0-roofline"]
+    bf16 = trace(spec, "bf16")
+    assert bf16["x"][1] == pytest.approx(700e12 / 4000e9, rel=5e-3)
+    assert bf16["y"][1:] == pytest.approx([700, 700], rel=3e-3)
+
+
+def test_every_chart_has_a_table_behind_it(rich: tuple[str, Sight]) -> None:
+    charts = re.findall(r'<figure class="chart".*?</figure>', rich[0], re.DOTALL)
+    assert len(charts) == 11
+    for chart in charts:
+        assert chart.count("<tbody><tr>") == 1
+        assert 'role="img" aria-label="' in chart
+
+
+def test_the_page_loads_nothing_and_runs_only_its_own_scripts(rich: tuple[str, Sight]) -> None:
+    page = rich[0]
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
+    assert policy is not None
+    assert html.unescape(policy[1]).startswith("default-src 'none'; img-src data:")
+    named = re.findall(r"sha256-([A-Za-z0-9+/=]+)", html.unescape(policy[1]))
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
+    assert digests == named
+    ours = page.replace(scripts[0], "")
+    assert re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', ours) == []
+    assert "@import" not in ours
+    assert "url(" not in asset("page.css")
+
+
+def test_the_page_of_eight_gpus_stays_small(rich: tuple[str, Sight]) -> None:
+    """8 MB is what a mail takes; most of it is the script that draws."""
+    assert len(rich[0].encode()) < 6_000_000
+
+
+def hostile(document: dict[str, Any]) -> dict[str, Any]:
+    """Every text that a host, a user or a tool could have given."""
+    document["cluster"] = document["sweep"]["cluster"] = HOSTILE
+    document["sweep"]["warnings"] = [HOSTILE]
+    for host in document["hosts"]:
+        host.update(name=HOSTILE, address=HOSTILE, sku=HOSTILE)
+        host["description"].update(cpu_model=HOSTILE, kernel=HOSTILE)
+    for cell in document["cells"]:
+        cell.update(arm=f"{cell['arm']}{HOSTILE}", warnings=[HOSTILE])
+        cell["params"]["dtype"] = HOSTILE
+        if cell["reason"]:
+            cell["reason"] = f"throttled: {HOSTILE}"
+        cell["log_tail"] = HOSTILE
+    return document
+
+
+def test_hostile_text_is_shown_as_text() -> None:
+    document = hostile(documents.troubled_sweep())
+    key = document["hosts"][0]["key"]
+    verdict = {
+        "host": key, "host_name": HOSTILE, "device": None, "check": "peers", "level": "fail",
+        "value": 1.0, "reference": 2.0, "effect_ratio": -0.5, "ci_lo": None, "ci_hi": None,
+        "mde_ratio": None, "action": HOSTILE, "reason": HOSTILE, "policy_version": HOSTILE,
+        "as_of": "2026-11-29T16:00:00Z",
+    }  # fmt: skip
+    topology = report_topologies.hgx().to_json()
+    topology["gpus"][0]["model"] = topology["nics"][0]["name"] = HOSTILE
+    page = render_report(Sight(document, {key: topology}, [verdict]))
+    assert "<img src=x" not in page
+    assert page.count("<script>") == page.count("</script>") - page.count('class="spec">')
+    assert HOSTILE in text_of(page)
+    for spec in figures(page).values():
+        drawn = json.dumps({"data": spec["data"], "layout": spec["layout"]})
+        assert "<img" not in drawn, "Plotly reads tags in its texts"
+    picture = base64.b64decode(re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)[0])
+    assert b"<img" not in picture
+
+
+def test_what_was_not_measured_is_named_with_what_fills_it() -> None:
+    page = render_report(Sight(documents.cpu_host_sweep()))
+    assert anchors(page)[-2:] == ["missing", "again"]
+    table = text_of(page.split('id="missing"')[1].split("</section>")[0])
+    assert "the driver reports no GPU on this host" in table
+    assert "topobench probe --probes host_to_device --profile standard" in table
+    assert "prefill was not part of this sweep" in table
+    assert "topobench check 1a2b3c4d" in text_of(page)
+
+
+def test_a_page_without_figures_carries_no_plotly() -> None:
+    document = documents.sweep([documents.host()], [])
+    page = render_report(Sight(document))
+    assert len(page) < 100_000
+    assert "no cells" in page
+
+
+def test_half_a_sweep_says_what_failed_and_how_to_go_on() -> None:
+    page = text_of(render_report(Sight(documents.troubled_sweep())))
+    assert "interrupted" in page
+    assert "SM clock fell to 345 MHz" in page
+    assert "an illegal memory access" in page
+    assert "raw, not to be used: bandwidth 9.31" in page
+
+
+def test_a_fleet_shows_its_spread_and_the_hosts_that_stand_out() -> None:
+    document = documents.fleet_sweep(500)
+    slow = [c for c in document["cells"] if c["host"] == "key-h0321" and c["status"] == "ok"]
+    for cell in slow:
+        for reading in cell["readings"]:
+            reading["median"] *= 0.8
+    page = render_report(Sight(document))
+    spread = figures(page)["fleet-spread"]["data"][0]
+    worst = spread["x"].index(min(spread["x"]))
+    assert spread["text"][worst] == "h0321: -20.0 %"
+    assert "h321-readings" not in anchors(page)
+    assert "Copies of h0321" in page or "Binding arms of h0321" in page
+    assert len(page.encode()) < 8_000_000
+
+
+def test_named_hosts_are_shown_in_detail_and_unknown_ones_refused() -> None:
+    document = documents.fleet_sweep(5)
+    assert "Wiring of h0003" in render_report(Sight(document, only=["H0003"]))
+    with pytest.raises(UsageError, match=r"host 'h9' is not in sweep 1a2b3c4d; it has h0000"):
+        render_report(Sight(document, only=["h9"]))
+
+
+def prefill_cells(rates: Mapping[int, float]) -> list[dict[str, Any]]:
+    return [
+        documents.cell(
+            "prefill",
+            [documents.reading("tokens_per_second", rate, unit="token/s")],
+            params={"model": "llama3-8b", "sequence": length, "batch": 1, "dtype": "bf16"},
+            devices=[documents.gpu_uuid("gpu01", 0)],
+        )
+        for length, rate in rates.items()
+    ]
+
+
+def test_prefill_is_drawn_with_its_knee() -> None:
+    """Throughput that doubles up to 1024 tokens and is flat after."""
+    lengths = [128 << n for n in range(9)]
+    rates = {n: 20_000.0 * min(n, 1024) / 1024 for n in lengths}
+    document = documents.sweep([documents.host(gpus=1)], prefill_cells(rates))
+    page = render_report(Sight(document))
+    spec = figures(page)["h0-prefill"]
+    assert trace(spec, "none")["y"] == [rates[n] for n in lengths]
+    knee = trace(spec, "knee of none")
+    assert knee["x"] == [pytest.approx(1024, rel=0.05)]
+
+
+def test_the_command_writes_one_whole_file(
+    tmp_path: Path, rich: tuple[str, Sight], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = sights.store_at(tmp_path)
+    sights.fill(url, [sights.host(gpus=0)], probes="host_memory")
+    file = tmp_path / "report.html"
+    file.write_text("older")
+    assert cli.main(["report", "--store", url, "--html", str(file)]) == 0
+    assert "report.html" in capsys.readouterr().out
+    assert file.read_text().rstrip().endswith("</html>")
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+    assert cli.main(["report", "--store", url, "--html", f"{tmp_path}/no/x.html"]) == 1
+    assert "name another file" in capsys.readouterr().err
+    assert cli.main(["report", "--store", url, "--hosts", "h1"]) == 2
+    assert "--html" in capsys.readouterr().err
+
+
+def test_an_imported_sweep_and_a_synthetic_one_say_so(tmp_path: Path) -> None:
+    url = sights.store_at(tmp_path)
+    sweep = sights.fill(url, [sights.host(gpus=0)], probes="host_memory", synthetic=True)
+    page = report_page(url, sweep, tmp_path / "r.html").data
+    assert page["sweep"]["synthetic"] is True
+    assert "Synthetic data" in (tmp_path / "r.html").read_text()
