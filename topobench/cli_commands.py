@@ -245,6 +245,9 @@ def query(
     *,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A named query.")] = None,
     list_all: Annotated[bool, typer.Option("--list", help="Show every named query.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what NAME answers, and its parameters.")
+    ] = False,
     params: Annotated[
         list[str] | None,
         typer.Option("--param", metavar="K=V", help="A parameter of the query. Repeatable."),
@@ -266,6 +269,7 @@ def query(
     \b
     Examples:
       topobench query --list
+      topobench query below-peers --explain
       topobench query latest --param host=h07 --since 30d --format csv
       topobench query --sql "select * from v_latest limit 5"
     """
@@ -274,7 +278,11 @@ def query(
     chosen = [name is not None, list_all, sql is not None]
     if sum(chosen) != 1:
         raise UsageError("give a query's NAME, or --list, or --sql TEXT")
-    if list_all:
+    if explain and (name is None or params or since):
+        raise UsageError("--explain: give a query's NAME with it, and nothing else")
+    if explain:
+        outcome = commands.query_explained(str(name))
+    elif list_all:
         outcome = commands.query_list()
     elif sql is not None:
         outcome = commands.query_sql(store_url(store), sql)

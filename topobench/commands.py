@@ -319,15 +319,33 @@ def doctor() -> Outcome:
 def query_list() -> Outcome:
     """The named queries."""
     from topobench.db import queries
-    from topobench.report.tables_text import render_query
+    from topobench.report.query_text import render_queries
 
-    columns = ("query", "answers", "parameters")
+    columns = ("query", "title", "answers", "parameters")
     rows = tuple(
-        (q.name, q.answers, " ".join(f"{p.name}={p.default}" for p in q.parameters))
+        (q.name, q.title, q.answers, " ".join(f"{p.name}={p.default}" for p in q.parameters))
         for q in queries.list_queries()
     )
     data: dict[str, Any] = {"name": None, "params": {}, "columns": columns, "rows": rows}
-    return Outcome(data, lambda: render_query(columns, rows))
+    return Outcome(data, lambda: render_queries(rows))
+
+
+def query_explained(name: str) -> Outcome:
+    """What a named query answers, how to read it, and its parameters."""
+    from topobench.db import queries
+    from topobench.report.query_text import render_explained
+
+    found = queries.load(name)
+    data = {
+        "name": name,
+        "params": {},
+        "title": found.title,
+        "answers": found.answers,
+        "notes": found.notes,
+        "columns": ("parameter", "kind", "default", "meaning"),
+        "rows": tuple((p.name, p.kind, p.default, p.help) for p in found.parameters),
+    }
+    return Outcome(data, lambda: render_explained(data))
 
 
 def query(store_url: str, name: str, settings: Sequence[str], since: str | None = None) -> Outcome:

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from topobench.db import schema
 from topobench.errors import NotFound
+from topobench.reading import MEASURED
 
 LATEST = "latest"
 
@@ -56,7 +57,7 @@ def find_sweep(connection: Connection, text: str) -> Any:
 
 def find_run(connection: Connection, text: str) -> str:
     """
-    The UUID of the one run a text means; ``latest`` is the one stored last.
+    The UUID of the one run a text means; ``latest`` is the usable one stored last.
 
     Raises:
         NotFound: None or several; the message names some.
@@ -64,9 +65,10 @@ def find_run(connection: Connection, text: str) -> str:
     r = schema.run
     recent = sa.select(r.c.uuid).order_by(r.c.id.desc())
     if text == LATEST:
-        newest = connection.execute(recent.limit(1)).scalar()
+        usable = recent.where(r.c.status.in_([str(s) for s in MEASURED]))
+        newest = connection.execute(usable.limit(1)).scalar()
         if newest is None:
-            raise NotFound("no run is stored yet; `topobench probe` makes some")
+            raise NotFound("no run is stored yet that measured; `topobench probe` makes some")
         return str(newest)
     begins = r.c.uuid.startswith(text.lower(), autoescape=True)
     found = connection.execute(recent.where(begins).limit(4)).scalars().all() if text else []

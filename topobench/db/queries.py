@@ -2,11 +2,12 @@
 Named queries: one file of SQL each in topobench/db/queries, with a header.
 
 The same text runs on SQLite, PostgreSQL and DuckDB. The header says what a query answers,
-and its parameters::
+its parameters, and in lines without a word before a colon how to read its columns::
 
     -- title: Latest readings
     -- answers: What was measured last, per host, devices, case and arm?
     -- param host text = %: hosts whose name matches this LIKE pattern
+    -- lowest and highest are those of single processes.
 """
 
 from __future__ import annotations
@@ -54,11 +55,17 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A named query."""
+    """
+    A named query.
+
+    Args:
+        notes: How to read its columns; may be empty.
+    """
 
     name: str
     title: str
     answers: str
+    notes: str
     parameters: tuple[Parameter, ...]
     sql: str
 
@@ -97,7 +104,8 @@ def parse(name: str, text: str) -> Query:
     wrong = [p.kind for p in parameters if p.kind not in KINDS]
     if set(head) != {"title", "answers"} or wrong:
         raise ValueError(f"query {name}: its header needs title and answers; kinds are {KINDS}")
-    return Query(name, head["title"], head["answers"], parameters, text)
+    notes = " ".join(re.findall(r"^-- (?!title:|answers:|param )(.+)$", text, re.MULTILINE))
+    return Query(name, head["title"], head["answers"], notes, parameters, text)
 
 
 def run_query(
