@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,15 @@ _PARTITION = ("cluster", "day")
 _WHOLE = frozenset(
     {
         *("n_devices", "probe_version", "case_id", "bytes", "seq_len", "batch", "tp", "cpu_node"),
-        *("memory_node", "series_id", "n_ranks", "n_hosts", "process_no", "block"),
+        *(
+            "memory_node",
+            "series_id",
+            "topology_class_id",
+            "n_ranks",
+            "n_hosts",
+            "process_no",
+            "block",
+        ),
         *("order_in_block", "better", "rank", "n", "synthetic"),
     }
 )
@@ -76,8 +84,11 @@ def export_parquet(store: Store, folder: Path) -> Exported:
     total = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with reading(store.engine) as connection:
-            for partition, rows in itertools.groupby(_rows(connection), key=_place):
+        with (
+            reading(store.engine) as connection,
+            contextlib.closing(_rows(connection)) as found,
+        ):
+            for partition, rows in itertools.groupby(found, key=_place):
                 file = (
                     Path(*(f"{k}={quote(v, safe='')}" for k, v in partition)) / "readings.parquet"
                 )
@@ -99,13 +110,13 @@ def _parquet() -> Any:
     return pyarrow
 
 
-def _rows(connection: Connection) -> Iterator[dict[str, Any]]:
+def _rows(connection: Connection) -> Generator[dict[str, Any], None, None]:
     query = sa.text(
         "SELECT * FROM v_reading ORDER BY cluster, day, measured_at, run, metric, point"
     )
-    result = connection.execute(query, execution_options={"yield_per": ROWS})
-    for row in result.mappings():
-        yield {k: plain(v) for k, v in row.items()}
+    with connection.execute(query, execution_options={"yield_per": ROWS}) as result:
+        for row in result.mappings():
+            yield {k: plain(v) for k, v in row.items()}
 
 
 def _place(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:

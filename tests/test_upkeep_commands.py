@@ -1,0 +1,142 @@
+"""The db commands that change or copy a store, from the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from documents import check
+from storing import at, begin, cell, host, reading, run
+from topobench import cli
+from topobench.db import export
+from topobench.db.export import export_parquet
+from topobench.db.store import Store
+from topobench.errors import StoreError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TOPOBENCH_STORE", raising=False)
+
+
+def fill(url: str, day: int, cluster: str = "lab") -> str:
+    planned = cell(params={"bytes": 1 << 20, "op": "copy"})
+    with Store.open(url) as store:
+        sweep = begin(store, planned, hosts=[host()], day=day, cluster=cluster)
+        points = [reading(float(n + 1), point={"rank": n}) for n in range(3)]
+        store.put_run(run(planned, *points, day=day))
+        store.end_sweep(sweep, ended_at=at(60, day))
+    return sweep
+
+
+def told(capsys: pytest.CaptureFixture[str], name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    check(document, name)
+    return document
+
+
+def test_import_says_what_came_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill("sqlite:///other.db", 2)
+    for stored in (1, 0):
+        assert cli.main(["db", "import", "other.db", "--format", "json"]) == 0
+        data = told(capsys, "db-import")["data"]
+        assert (data["kind"], data["sweeps"], data["stored"]) == ("store", stored, stored)
+    (tmp_path / "spool").mkdir()
+    assert cli.main(["db", "import", "spool", "--format", "json"]) == 0
+    assert told(capsys, "db-import")["data"]["kind"] == "spool"
+    assert cli.main(["db", "import", "spool", "--as-cluster", "x"]) == 2
+
+
+@pytest.mark.parametrize("content", [b"\x7fELF" + bytes(range(256)) * 600, b"\xff" * 150_000, b""])
+def test_a_file_that_is_neither_spool_nor_store_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    (tmp_path / "image.bin").write_bytes(content)
+    assert cli.main(["db", "import", "image.bin"]) == 1
+    out, err = capsys.readouterr()
+    assert "neither a spool (JSON lines) nor a store" in err
+    assert len(out) + len(err) < 400
+
+
+def test_a_spool_full_of_rubbish_is_told_briefly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rubbish = b'{"topobench_spool": 1, "op": "' + b"\xff" * 5000 + b'"}\n'
+    (tmp_path / "bad.jsonl").write_bytes(rubbish * 100)
+    assert cli.main(["db", "import", "bad.jsonl"]) == 1
+    out, _ = capsys.readouterr()
+    assert "not UTF-8 text" in out
+    assert "and 80 more" in out
+    assert len(out) < 8000
+
+
+def test_vacuum_follows_the_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    fill("sqlite:///topobench.db", 2)
+    (tmp_path / "c.yaml").write_text(
+        "kind: topobench/v1\nname: lab\nretention: {samples: 1d, results: 36500d}\n"
+    )
+    (tmp_path / "wrong.yaml").write_text("kind: topobench/v1\nretention: {samples: 1h}\n")
+    assert cli.main(["db", "vacuum", "--cluster", "c.yaml", "--dry-run", "--format", "json"]) == 0
+    data = told(capsys, "db-vacuum")["data"]
+    assert (data["dry_run"], data["runs"], data["size_after_bytes"]) == (True, 0, None)
+    assert data["samples"] in (0, 3)  # the clock of this machine decides
+    assert cli.main(["db", "vacuum", "--cluster", "wrong.yaml"]) == 2
+    assert "'1h' is less than a day" in capsys.readouterr().err
+
+
+def test_parquet_holds_every_reading_by_cluster_and_day(
+    tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in batches far smaller than a day."""
+    dataset = pytest.importorskip("pyarrow.dataset", reason="pip install pyarrow runs this test")
+    monkeypatch.setattr(export, "ROWS", 2)
+    fill(store_url, 2)
+    fill(store_url, 3)
+    fill(store_url, 3, cluster="a/b c")
+    with Store.open(store_url, read_only=True) as store:
+        found = export_parquet(store, tmp_path / "out")
+        with pytest.raises(UsageError, match="not an empty folder"):
+            export_parquet(store, tmp_path / "out")
+    assert found.readings == 9
+    assert found.files == (
+        "cluster=a%2Fb%20c/day=2026-11-03/readings.parquet",
+        "cluster=lab/day=2026-11-02/readings.parquet",
+        "cluster=lab/day=2026-11-03/readings.parquet",
+    )
+    table = dataset.dataset(tmp_path / "out", partitioning="hive").to_table()
+    rows = sorted(table.to_pylist(), key=lambda r: (r["cluster"], r["day"], r["median"]))
+    assert [r["median"] for r in rows] == [1.0, 2.0, 3.0] * 3
+    assert {(r["cluster"], r["bytes"], r["unit"], r["rank"] is None) for r in rows} == {
+        ("a/b c", 1 << 20, "B/s", False),
+        ("lab", 1 << 20, "B/s", False),
+    }
+    with Store.open(store_url, read_only=True) as store, store.engine.connect() as connection:
+        view = connection.exec_driver_sql("SELECT * FROM v_reading")
+        assert set(table.column_names) == set(view.keys())
+
+
+def test_export_without_pyarrow_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill("sqlite:///topobench.db", 2)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with (
+        Store.open("sqlite:///topobench.db") as store,
+        pytest.raises(StoreError, match=r"pip install 'topobench\[parquet\]'"),
+    ):
+        export_parquet(store, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_export_and_upgrade_speak_json(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow", reason="pip install pyarrow runs this test")
+    fill("sqlite:///topobench.db", 2)
+    assert cli.main(["db", "export", "out", "--format", "json"]) == 0
+    assert told(capsys, "db-export")["data"]["readings"] == 3
+    assert cli.main(["db", "upgrade", "--format", "json"]) == 0
+    assert told(capsys, "db-upgrade")["data"]["rollups"] == 3
