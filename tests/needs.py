@@ -43,6 +43,8 @@ def postgres() -> str | None:
 @functools.cache
 def browser() -> str | None:
     """Why no page can be looked at."""
+    if importlib.util.find_spec("playwright") is None:
+        return "no playwright: pip install playwright"
     return _program("chromium", package="chromium")
 
 
