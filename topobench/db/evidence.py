@@ -179,7 +179,7 @@ def _hosts(connection: Connection, window: _Window) -> tuple[list[HostEvidence],
                 key=row.key,
                 name=row.name,
                 group=row.shape,
-                topology=None if row.document is None else Topology.from_json(row.document),
+                topology=None if row.document is None else _devices_of(row.document),
                 seen_day=_day(window.sweep.started_at),
                 expected_gpus=wanted.get(row.key, wanted.get(row.name, counts.get(row.id))),
                 faults=tuple(faults.get(row.id, ())),
@@ -192,6 +192,17 @@ def _hosts(connection: Connection, window: _Window) -> tuple[list[HostEvidence],
         hosts.append(HostEvidence(row.key, row.name, row.shape, None, is_subject=False))
         ids.append(row.id)
     return hosts, ids
+
+
+def _devices_of(document: Mapping[str, Any]) -> Topology:
+    """The part of a topology that verdicts look at: devices, slots, NVLink paths."""
+    gpus = [
+        {**g, "nvlink": {**g["nvlink"], "links": []}} if g.get("nvlink") else g
+        for g in document["gpus"]
+    ]
+    paths = [p for p in document["paths"] if str(p.get("smi") or "").startswith("NV")]
+    unread = {"cpus": {}, "numa_nodes": [], "numa_distances": {"nodes": [], "matrix": []}}
+    return Topology.from_json({**document, **unread, "gpus": gpus, "paths": paths})
 
 
 def _peer_rows(connection: Connection, window: _Window, known: set[int]) -> list[Any]:
