@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RAY_PORT = 6399
-_READY_SECONDS = 90.0
+_READY_SECONDS = 150.0
 _HEALTH = {  # Ray's own checks of a node; the defaults take a minute to see a cut cable
     "RAY_health_check_initial_delay_ms": "2000",
     "RAY_health_check_period_ms": "2000",
@@ -117,6 +117,7 @@ class NetCluster:
         # Ray's sockets: their paths are limited to 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="tb-net-", dir="/tmp"))
         (self.folder / "token").write_text(secrets.token_hex(32))
+        self._started: list[subprocess.Popen[str]] = []
         self.hosts = [self._host(number) for number in range(1, count + 1)]
 
     def __getitem__(self, name: str) -> NetHost:
@@ -144,14 +145,14 @@ class NetCluster:
         head = host is self.hosts[0]
         own = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
         where = own if head else [f"--address={self.ray_address}"]
-        host.start(
+        command = (
             *(sys.executable, "-m", "ray.scripts.scripts", "start", *where),
             *(f"--node-ip-address={host.address}", "--num-cpus=2", "--block"),
             *("--object-store-memory=80000000", f"--temp-dir={host.folder}"),
-            stdout=(host.folder / "ray.out").open("w"),
-            stderr=subprocess.STDOUT,
-            cwd=host.folder,
         )
+        with (host.folder / "ray.out").open("w") as log:
+            started = host.start(*command, stdout=log, stderr=subprocess.STDOUT, cwd=host.folder)
+        self._started.append(started)
 
     def _wait_for_head(self) -> None:
         until = time.monotonic() + _READY_SECONDS
@@ -181,6 +182,9 @@ class NetCluster:
         """End every process and take the namespaces and the bridge away."""
         for host in self.hosts:
             host.kill()
+        for process in self._started:
+            process.wait()
+        for host in self.hosts:
             subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True)
         subprocess.run(["ip", "link", "del", self.bridge], capture_output=True)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -94,6 +94,7 @@ def cell(probe: str, readings: Sequence[Document] = (), **changes: Any) -> Docum
         "ring": None,
         "env": {},
         "devices": [],
+        "hosts": [],
         "ranks": 1,
         "process_no": 0,
         "block": 0,

@@ -50,6 +50,7 @@ class TestSmallHost:
     def test_what_cannot_run_is_said_once_with_the_reason(self) -> None:
         assert reasons(self.plan().cells) == [
             *((name, "none", Status.SKIPPED, ReasonCode.NO_GPU) for name in ON_GPUS),
+            ("host_network", "none", Status.SKIPPED, ReasonCode.NEEDS_2_HOSTS),
             ("all_reduce", "none", Status.SKIPPED, ReasonCode.NEEDS_2_CPUS),
             ("all_reduce", "local", Status.NOT_APPLICABLE, ReasonCode.ONE_NUMA_NODE),
             ("all_reduce", "spread", Status.NOT_APPLICABLE, ReasonCode.ONE_NUMA_NODE),
@@ -87,7 +88,7 @@ class TestSmallHost:
         assert 5 < self.plan().estimated_seconds <= 37
 
     def test_counts_are_by_status(self) -> None:
-        assert self.plan().counts == {"planned": 5, "skipped": 5, "not_applicable": 2}
+        assert self.plan().counts == {"planned": 5, "skipped": 6, "not_applicable": 2}
 
     def test_a_host_that_denies_memory_policies_still_has_its_arms(self) -> None:
         """The launcher binds CPUs and labels the run; the plan stays the same."""

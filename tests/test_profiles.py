@@ -83,7 +83,8 @@ def test_a_host_of_eight_gpus_is_planned_within_the_goal(profile: str, minutes: 
 @pytest.mark.parametrize("name", ["quick", "standard", "full"])
 def test_every_probe_of_a_profile_can_be_planned(name: str) -> None:
     chosen = config.load(None, environ={}, overrides=Overrides(profile=name))
-    plan = make_plan(chosen, [host(small(cpus=16, gpus=[gpu(0), gpu(1)]))], seed=1)
+    hosts = [host(small(cpus=16, gpus=[gpu(0), gpu(1)]), key) for key in ("h1", "h2")]
+    plan = make_plan(chosen, hosts, seed=1)
     measured = {c.case.probe for c in plan.cells if c.status == "planned"}
     assert measured == {p.name for p in config.profiles()[name].probes}
 

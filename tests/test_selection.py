@@ -74,7 +74,8 @@ class TestBrokenGpus:
     def test_torch_that_cannot_use_the_gpus_fails_every_gpu_probe(self) -> None:
         here = host(dual(), torch_error="torch 2.13+cpu is built without CUDA", torch_gpus=None)
         plan = make_plan(configured(), [here], seed=1)
-        assert reasons(plan.cells) == [
+        failed = [r for r in reasons(plan.cells) if r[2] is Status.FAILED]
+        assert failed == [
             (name, "none", Status.FAILED, ReasonCode.TORCH_CANNOT_USE_GPU)
             for name in ("host_to_device", "device_memory", "gemm", "kernel_launch", "all_reduce")
         ]

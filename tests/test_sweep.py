@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import queue
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -180,6 +181,7 @@ class Joined(Agent):
         super().__init__(key, *behaviours)
         self.fresh: list[bool] = []
         self.told: list[str] = []
+        self.introduced: queue.Queue[str] = queue.Queue()
         self.lost_parts: list[str] = []
         self.ended = threading.Event()
         self._part = part
@@ -196,6 +198,7 @@ class Joined(Agent):
 
     def tell(self, cell: str, address: str) -> None:
         self.told.append(address)
+        self.introduced.put(address)
 
     def lose(self, cell: str, text: str, seconds: float) -> None:
         self.lost_parts.append(text)
@@ -209,6 +212,8 @@ def joint_cells(*hosts: str, count: int = 2) -> list[Cell]:
 
 
 def part_ok(agent: Joined, cell: Cell) -> Run:
+    if agent.host.key != cell.hosts[0]:
+        assert agent.introduced.get(timeout=10).endswith(cell.id)
     run = next(iter(good([cell])))
     members = (Member(cell.hosts.index(agent.host.key), agent.host.key),)
     return dataclasses.replace(run, members=members, conditions={"of": agent.host.key})

@@ -113,6 +113,10 @@ def probe(
         str | None,
         typer.Option("--resume", metavar="SWEEP", help="Run again what did not end well."),
     ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option("--like", metavar="SWEEP", help="Repeat that sweep's cells as a new one."),
+    ] = None,
     output: FormatOption = Format.TABLE,
     trigger: Annotated[
         Trigger, typer.Option("--trigger", help="cron prints nothing when all is well.")
@@ -130,6 +134,7 @@ def probe(
       topobench probe --cluster cluster.yaml --profile standard
       topobench probe --probes host_to_device --set host_to_device.bytes=64K,1M --devices 0
       topobench probe --resume latest
+      topobench probe --cluster cluster.yaml --like latest --hosts h07
     Exit: 0 all ran, 1 some failed, 2 usage, 3 nothing measured, 4 refused.
     """
     from topobench import commands, config
@@ -155,7 +160,9 @@ def probe(
     quiet = trigger is Trigger.CRON
     console = None if quiet else stderr_console()
     with stdout_kept_clean():
-        outcome = commands.probe(wanted, console=console, resume=resume, trigger=trigger.value)
+        outcome = commands.probe(
+            wanted, console=console, resume=resume, like=like, trigger=trigger.value
+        )
     if output is Format.TABLE:
         for warning in outcome.warnings:
             print(f"topobench: {warning}", file=sys.stderr)

@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from topobench import __version__, sweep
+from topobench import __version__, culprits, sweep
 from topobench.config import ClusterConfig, to_yaml
 from topobench.errors import UsageError
 from topobench.host import Host
-from topobench.plan import check_selection, estimate_all, make_plan, plan_document
-from topobench.reading import Cell, Status, to_json
+from topobench.layout import Site
+from topobench.layout_hosts import pair_again
+from topobench.plan import check_selection, estimate_all, make_plan, plan_document, plan_like
+from topobench.reading import Cell, Run, Status, to_json
 from topobench.signals import Signals
 from topobench.units import format_span
 
@@ -57,6 +59,7 @@ def probe(
     *,
     console: Console | None,
     resume: str | None = None,
+    like: str | None = None,
     trigger: str = "manual",
 ) -> Outcome:
     """
@@ -65,14 +68,18 @@ def probe(
     Args:
         console: Where progress goes (standard error); None for none.
         resume: Id, unique prefix or ``latest``: run again what did not end well there.
+        like: The same of a sweep whose cells are repeated as a new sweep.
     """
+    if resume is not None and like is not None:
+        raise UsageError("--resume goes on with a sweep, --like repeats one: give one of them")
+
     from topobench.db.recorder import Recorder
 
     check_selection(config)
     warnings: list[str] = []
     with Signals() as signals, Recorder.open(config.store, warn=warnings.append) as store:
         if resume is None:
-            sweep_id, failures = _new_sweep(config, store, signals, console, trigger)
+            sweep_id, failures = _new_sweep(config, store, signals, console, trigger, like)
         else:
             sweep_id, failures = _resumed_sweep(config, store, signals, console, resume)
         document = store.sweep_document(sweep_id)
@@ -87,12 +94,17 @@ def _new_sweep(
     signals: Signals,
     console: Console | None,
     trigger: str,
+    like: str | None,
 ) -> tuple[str, int]:
     """Plan, store the plan, run it; the sweep's id and how many hosts could not take part."""
     sweep_id = str(uuid.uuid4())
+    earlier = None if like is None else store.cells_of(store.resolve_sweep(like))
     with _agents(config, sweep_id) as connection:
         hosts = [a.host for a in connection.agents]
-        plan = make_plan(config, hosts, seed=config.seed)
+        if earlier is None:
+            plan = make_plan(config, hosts, seed=config.seed)
+        else:
+            plan = plan_like(config, hosts, *earlier)
         _mark_dead_sweeps(store, hosts)
         store.begin_sweep(
             id=sweep_id,
@@ -113,8 +125,9 @@ def _new_sweep(
             hosts=hosts,
             cells=plan.cells,
         )
-        _drive(sweep_id, plan.cells, connection.agents, store, signals, console)
-    return sweep_id, len({*plan.absent_hosts, *(f.address for f in connection.failures)})
+        _drive(sweep_id, plan.cells, connection.agents, store, signals, console, site=plan.site)
+    failed = (f.address for f in connection.failures)
+    return sweep_id, len({*plan.absent_hosts, *plan.short_hosts, *failed})
 
 
 def _resumed_sweep(
@@ -130,7 +143,8 @@ def _resumed_sweep(
     if not cells:
         raise UsageError(f"sweep {sweep_id[:8]} has nothing left to run")
     with _agents(config, sweep_id) as connection:
-        absent = {c.host for c in cells} - {a.host.key for a in connection.agents}
+        wanted = {host for c in cells for host in (c.host, *c.hosts)}
+        absent = wanted - {a.host.key for a in connection.agents}
         if absent:
             raise UsageError(
                 f"sweep {sweep_id[:8]} has cells on hosts that are not here: "
@@ -156,6 +170,7 @@ def _agents(config: ClusterConfig, sweep_id: str, *, lock: bool = True) -> Itera
             hosts=_requests(config, sweep_id),
             env=config.env,
             require_token=config.ray.require_token,
+            ship=config.ray.ship,
             lock=lock,
         ) as connection:
             yield connection
@@ -195,6 +210,7 @@ def _drive(
     console: Console | None,
     *,
     attempts: Mapping[str, int] | None = None,
+    site: Site | None = None,
 ) -> None:
     """Run the cells and set the sweep's status, whatever ends it."""
     from topobench.report.progress import Progress
@@ -210,11 +226,26 @@ def _drive(
         ):
             cells_text = f"{len(planned)} cell{'' if len(planned) == 1 else 's'}"
             progress.note(f"{cells_text}, about {format_span(seconds)}")
-            sweep.drive(planned, agents, store, progress, stop=stop, attempts=attempts)
+            runs = sweep.drive(planned, agents, store, progress, stop=stop, attempts=attempts)
+            more = _pairs_again(site, [a.host for a in agents], planned, runs)
+            if more and not stop.is_set():
+                store.plan_cells(sweep_id, more)
+                progress.expect(len(more))
+                sweep.drive(more, agents, store, progress, stop=stop)
         status = "done"
     finally:
         status = "interrupted" if signals.number else status
         store.end_sweep(sweep_id, status, ended_at=sweep.utc_now())
+
+
+def _pairs_again(
+    site: Site | None, hosts: Sequence[Host], cells: Sequence[Cell], runs: Sequence[Run]
+) -> list[Cell]:
+    """Pairs that settle which hosts are slow, where not all pairs were measured."""
+    if site is None:
+        return []
+    found = culprits.find(culprits.flows(cells, runs))
+    return pair_again(site, hosts, cells, culprits.suspects(found))
 
 
 def plan(config: ClusterConfig) -> Outcome:

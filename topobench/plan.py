@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import itertools
 import random
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,9 +49,11 @@ class Plan:
         estimated_seconds: Of the slowest host, since hosts work side by side; then of what
             several hosts measure together.
         gpu_hours: GPUs of each host times its time: what nobody else can use meanwhile.
-        site: What it was made from, so that pairs of hosts can be added while it runs.
         absent_hosts: Hosts that the configuration names and that are not alive.
+        short_hosts: Hosts with fewer GPUs than the configuration says.
         counts: Cells by status.
+        site: What it was laid out from, so that pairs of hosts can be added while it runs;
+            None if it repeats an earlier sweep.
     """
 
     cells: tuple[Cell, ...]
@@ -58,9 +61,10 @@ class Plan:
     estimated_seconds: float
     gpu_hours: float
     counts: Mapping[str, int]
-    site: Site
     absent_hosts: tuple[str, ...] = ()
+    short_hosts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    site: Site | None = None
 
 
 def make_plan(config: ClusterConfig, hosts: Sequence[Host], *, seed: int | None = None) -> Plan:
@@ -97,13 +101,53 @@ def make_plan(config: ClusterConfig, hosts: Sequence[Host], *, seed: int | None 
         estimated_seconds=max(seconds),
         gpu_hours=sum(s * n for s, n in zip(seconds, gpus, strict=True)) / 3600,
         counts=dict(collections.Counter(c.status.value for c in flat)),
-        site=site,
         absent_hosts=absent,
+        short_hosts=tuple(h.name for h in chosen if _too_few_gpus(config, h)),
         warnings=(
             *_host_warnings(config, chosen, absent),
             *together.warnings,
             *_budget_warnings(flat, config),
         ),
+        site=site,
+    )
+
+
+def plan_like(
+    config: ClusterConfig, hosts: Sequence[Host], cells: Sequence[Cell], seed: int
+) -> Plan:
+    """
+    The cells of an earlier sweep once more, in the same order.
+
+    Args:
+        cells: As that sweep stored them; what it left out stays out.
+        seed: That sweep's.
+
+    Raises:
+        UsageError: None of them was measured on these hosts.
+    """
+    chosen = {h.key for h in select_hosts(config, hosts)}
+    wanted = [c for c in cells if c.status not in (Status.SKIPPED, Status.NOT_APPLICABLE)]
+    found = [c for c in wanted if c.host in chosen and chosen.issuperset(c.hosts)]
+    if not found:
+        raise UsageError("--like: that sweep measured nothing on the hosts that are here")
+    again = tuple(
+        dataclasses.replace(c, id=str(uuid.uuid4()), status=Status.PLANNED, reason=None)
+        for c in found
+    )
+    gpus = sum(len(h.topology.gpus) for h in hosts if h.key in chosen)
+    seconds = estimate_all(again)
+    absent = absent_hosts(config, hosts)
+    left = len(wanted) - len(found)
+    notes = [f"--like: {left} of {len(wanted)} cells are of other hosts"] if left else []
+    return Plan(
+        cells=again,
+        seed=seed,
+        estimated_seconds=seconds,
+        gpu_hours=seconds * gpus / 3600,
+        counts={Status.PLANNED.value: len(again)},
+        absent_hosts=absent,
+        short_hosts=tuple(h.name for h in hosts if _too_few_gpus(config, h)),
+        warnings=(*_host_warnings(config, hosts, absent), *notes),
     )
 
 
@@ -219,10 +263,23 @@ def _host_warnings(
         allowed = len(allowed_cpus(host.topology))
         if allowed < online:
             yield f"{host.name}: {allowed} of {online} CPUs may be used; bindings are cut to them"
-        expectation = config.expectation_for(host)
-        found = len(host.topology.gpus)
-        if expectation and expectation.gpus is not None and expectation.gpus != found:
-            yield f"{host.name}: {expectation.gpus} GPUs expected, {found} found"
+        expected, found = _expected_gpus(config, host), _whole_gpus(host)
+        if expected not in (None, found):
+            yield f"{host.name}: {expected} GPUs expected, {found} found"
+
+
+def _too_few_gpus(config: ClusterConfig, host: Host) -> bool:
+    return (_expected_gpus(config, host) or 0) > _whole_gpus(host)
+
+
+def _expected_gpus(config: ClusterConfig, host: Host) -> int | None:
+    expectation = config.expectation_for(host)
+    return None if expectation is None else expectation.gpus
+
+
+def _whole_gpus(host: Host) -> int:
+    """GPUs that answer; the slices of one count as it does."""
+    return sum(1 for g in host.topology.gpus if not g.is_slice and g.state != "lost")
 
 
 def _budget_warnings(cells: Sequence[Cell], config: ClusterConfig) -> Iterator[str]:

@@ -107,7 +107,7 @@ def test_its_estimate_never_falls_with_the_size(probe: type[Probe]) -> None:
 def test_without_a_gpu_it_measures_or_says_why_not(probe: type[Probe]) -> None:
     """With the least of everything, alone, on this host's CPUs."""
     smallest = {"bytes": 1 << 20} if "bytes" in parameters(probe) else {}
-    if "ranks" in parameters(probe):
+    if "ranks" in parameters(probe) or "hosts>=2" in probe.needs:
         pytest.skip(f"{probe.name} needs a gang; its own test runs one of real processes")
     listener = Listener()
     made = build(probe, smallest)

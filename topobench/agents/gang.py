@@ -148,6 +148,7 @@ class Gang:
         self._ranks: int = seats[0].spec["ranks"]
         self._meeting = meeting
         self._introduced: str | None = None
+        self._disturbed: Callable[[], Reason | None] = lambda: None
         self._workers: list[WorkerProcess] = []
         self._selector = selectors.DefaultSelector()
         self._got: dict[int, Mapping[str, Any]] = {}
@@ -196,8 +197,20 @@ class Gang:
             for_all=unbound,
         )
 
-    def measure(self, go: Mapping[str, Any], seconds: float, stop: threading.Event) -> Outcome:
-        """Have every rank run one cell; always gives its outcome, in time."""
+    def measure(
+        self,
+        go: Mapping[str, Any],
+        seconds: float,
+        stop: threading.Event,
+        disturbed: Callable[[], Reason | None] = lambda: None,
+    ) -> Outcome:
+        """
+        Have every rank run one cell; always gives its outcome, in time.
+
+        Args:
+            disturbed: Why the cell should be given up by now, if it should.
+        """
+        self._disturbed = disturbed
         self._ends.clear()
         self._readings.clear()
         self._cell = go["cell"]
@@ -277,7 +290,7 @@ class Gang:
                 worker.look()
                 self._take(worker)
             self._introduce()
-            if self._refusal is not None:
+            if self._refusal is not None or self._disturbed() is not None:
                 return
             until = min(until, time.monotonic() + self._patience())
 
@@ -339,6 +352,8 @@ class Gang:
     def _judge(self, seconds: float, stop: threading.Event) -> tuple[Outcome, int]:
         """The outcome, and the rank whose log explains it."""
         silent = [w for w in self._workers if w.rank not in self._ends]
+        if silent and (reason := self._disturbed()):
+            return Outcome(Status.ABORTED, reason), silent[0].rank
         if silent and stop.is_set():
             return CANCELLED, silent[0].rank
         lost = sorted((w for w in silent if w.fault), key=lambda w: not w.died)

@@ -21,6 +21,7 @@ from typing import Any
 
 import topobench
 from topobench.agents import environment, nccl_run
+from topobench.agents.conditions.seen import Seen
 from topobench.agents.environment import Environment
 from topobench.agents.gang import CANCELLED, KILLED, Gang, Outcome, Seat, utc_now
 from topobench.agents.nccl_run import Dump, NcclRun
@@ -50,6 +51,11 @@ Watch = Callable[[Cell], AbstractContextManager[Mapping[str, Any]]]
 def unwatched(cell: Cell) -> AbstractContextManager[Mapping[str, Any]]:
     """A :data:`Watch` that sees nothing."""
     return contextlib.nullcontext({})
+
+
+def disturbance(seen: Mapping[str, Any]) -> Callable[[], Reason | None]:
+    """Asks the monitor of a run whether it should go on."""
+    return seen.disturbed if isinstance(seen, Seen) else lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +232,7 @@ class Launcher:
         while going and batch.left and not stop.is_set():
             cell = batch.left.pop(0)
             with self.watch(cell) as seen:
-                outcome = gang.measure(self.go(cell), self.limits.of(cell), stop)
+                outcome = gang.measure(self.go(cell), self.limits.of(cell), stop, disturbance(seen))
             outcome = replace(outcome, conditions={**outcome.conditions, **seen})
             outcome = given.judged(cell, outcome, batch.setting.mask)
             going = bool(batch.left) and gang.usable()

@@ -17,7 +17,7 @@ from dataclasses import replace
 from topobench.agents import environment
 from topobench.agents.environment import Environment
 from topobench.agents.gang import CANCELLED, Gang, Meeting, Outcome
-from topobench.agents.launch import Batch, Launcher
+from topobench.agents.launch import Batch, Launcher, disturbance
 from topobench.agents.nccl_run import NcclRun
 from topobench.reading import Cell, Reason, ReasonCode, Run, Status
 
@@ -89,7 +89,7 @@ class Part:
         assert self._gang is not None
         with self._launcher.watch(own) as seen:
             outcome = self._gang.measure(
-                self._launcher.go(own), self._launcher.limits.of(own), stop
+                self._launcher.go(own), self._launcher.limits.of(own), stop, disturbance(seen)
             )
         outcome = replace(outcome, conditions={**outcome.conditions, **seen})
         return self._given.judged(own, outcome, setting.mask)

@@ -298,6 +298,7 @@ def connect(
     hosts: Sequence[HostRequest] = (),
     env: Mapping[str, str] | None = None,
     require_token: bool = False,
+    ship: bool = False,
     lock: bool = True,
 ) -> Iterator[Connection]:
     """
@@ -308,13 +309,15 @@ def connect(
         options: For ``ray.init``, from :func:`topobench.agents.embedded.surroundings`.
         hosts: Hosts wanted, by address; empty for every alive Ray node.
         env: The site's environment for workers on every host.
+        ship: Send our package to the hosts, whatever is installed there.
         lock: False for a look that measures nothing.
 
     Raises:
         AgentError: Ray cannot be started or reached, or no host could take part.
         RefusedError: The only host is held by another sweep.
     """
-    with _ray(address, sweep, require_token, options or {}):
+    carried = _shipped() if ship and address != "local" else {}
+    with _ray(address, sweep, require_token, options or {}, carried):
         base = HostRequest(sweep=sweep, env=dict(env or {}), lock=lock)
         targets, missing = _targets(base, hosts, address)
         agents, failures = _start(targets)
@@ -327,7 +330,11 @@ def connect(
 
 @contextlib.contextmanager
 def _ray(
-    address: str, sweep: str, require_token: bool, options: Mapping[str, Any]
+    address: str,
+    sweep: str,
+    require_token: bool,
+    options: Mapping[str, Any],
+    carried: Mapping[str, Any],
 ) -> Iterator[None]:
     if address != "local":
         if require_token and not _has_token():
@@ -335,13 +342,18 @@ def _ray(
                 "ray.require_token is set but no Ray token is configured; "
                 "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH as on the cluster"
             )
-        options = {**options, "runtime_env": {"env_vars": {processes.SWEEP: sweep}}}
+        options = {**options, "runtime_env": {"env_vars": {processes.SWEEP: sweep}, **carried}}
     try:
         _init(address, **options)
         yield
     finally:
         with _interrupts_ignored():
             ray.shutdown()
+
+
+def _shipped() -> dict[str, Any]:
+    """What has Ray send our package to every host, in front of one installed there."""
+    return {"py_modules": [str(Path(handshake.__file__).parents[1])]}
 
 
 def _init(address: str, **options: Any) -> None:
@@ -546,7 +558,7 @@ def _difference(target: Target, ours: Mapping[str, Any], theirs: Mapping[str, An
     return (
         f"host {target.name} ({target.address}) {found}; this driver is {ours['topobench']}. "
         f"Install the same wheel there: {theirs['interpreter']} -m pip install topobench=="
-        f"{ours['topobench']}"
+        f"{ours['topobench']}, or send this one with  ray: {{ship: true}}"
     )
 
 

@@ -158,6 +158,10 @@ class Recorder:
         """As :meth:`Store.resolve_sweep`."""
         return self._reachable().resolve_sweep(text)
 
+    def cells_of(self, id: str) -> tuple[list[Cell], int]:
+        """As :meth:`Store.cells_of`."""
+        return self._reachable().cells_of(id)
+
     def cells_to_resume(self, id: str) -> tuple[list[Cell], dict[str, int]]:
         """As :meth:`Store.cells_to_resume`."""
         return self._reachable().cells_to_resume(id)

@@ -129,6 +129,11 @@ class Progress:
             )
 
     @_harmless
+    def expect(self, cells: int) -> None:
+        """So many cells were added while the sweep goes on."""
+        self._total += cells
+
+    @_harmless
     def note(self, text: str) -> None:
         """Something a reader should know now."""
         self._say(clean(text))

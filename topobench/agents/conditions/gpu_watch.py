@@ -58,6 +58,11 @@ class GpuWatch:
         if users:
             self._look(None)
 
+    def strangers(self) -> list[dict[str, Any]]:
+        """Programs of others that computed on the GPU so far in this run."""
+        found: list[dict[str, Any]] = self._users.told()["foreign"]
+        return found
+
     def end(self) -> None:
         """Read counters again."""
         reader = self._reader

@@ -22,9 +22,10 @@ from topobench.agents.conditions.host_counters import (
     read_networks,
 )
 from topobench.agents.conditions.nvml_counters import GpuReader, Session, differences
+from topobench.agents.conditions.seen import Seen
 from topobench.agents.conditions.settings import host_settings
 from topobench.agents.discover.tree import Tree
-from topobench.reading import Cell
+from topobench.reading import Cell, Reason, ReasonCode
 from topobench.topology import parse_cpu_list
 
 PERIOD_SECONDS = 0.15
@@ -60,17 +61,18 @@ class Monitor:
         self.settings = host_settings(self._tree)
 
     @contextlib.contextmanager
-    def watch(self, cell: Cell) -> Iterator[dict[str, Any]]:
+    def watch(self, cell: Cell) -> Iterator[Seen]:
         """
         Watch what is measured inside the ``with`` block.
 
         Yields:
             Empty; filled at the end with ``host``, ``nics``, ``gpus`` and ``monitor``
-            (docs/conditions.md), plain JSON values.
+            (docs/conditions.md), plain JSON values. Meanwhile ``disturbed`` tells of a
+            stranger on one of the cell's GPUs.
         """
-        found: dict[str, Any] = {}
         cpus = cell.arm.binding.cpus
         sampler = self._sampler(cell)
+        found = Seen(lambda: sampler.disturbed if sampler else None)
         networks, host = read_networks(self._tree), read_host(self._tree, cpus)
         if sampler is not None:
             sampler.begin()
@@ -132,6 +134,7 @@ class _Sampler:
         self._cpu_seconds = 0.0
         self._readings = 0
         self._error: str | None = None
+        self.disturbed: Reason | None = None
 
     def begin(self) -> None:
         """Start; returns when every GPU was read once."""
@@ -185,9 +188,19 @@ class _Sampler:
         spent = time.thread_time()
         while not self._stop.wait(self._period):
             self._readings += 1
-            for watch in self._watches.values():
+            for device, watch in self._watches.items():
                 watch.glance(users=self._readings % _USERS_EVERY == 0)
+                self.disturbed = self.disturbed or _disturbance(device, watch)
             self._cpu_seconds = time.thread_time() - spent
+
+
+def _disturbance(device: str, watch: GpuWatch) -> Reason | None:
+    """A stranger on the GPU: no number of this run could be used."""
+    for stranger in watch.strangers():
+        name = stranger["name"] or "of another container"
+        text = f"pid {stranger['pid']} ({name}) computes on {device}: the run was given up"
+        return Reason(ReasonCode.SHARED_GPU, text)
+    return None
 
 
 def _elsewhere(cell: Cell) -> list[int]:
