@@ -17,7 +17,6 @@ from topobench.report.page.page import Sight, environment, heading, sections
 from topobench.report.page.parts import Figure, Head, Table
 from topobench.report.safe import clean
 from topobench.units import format_span
-from topobench.verdict_words import SEVERITY, Level
 
 if TYPE_CHECKING:
     from topobench.db.queries import Query
@@ -45,7 +44,8 @@ def overview(site: Site, params: Mapping[str, str]) -> str:
     store = site.store()
     hosts = [_host(h, time.time()) for h in look.fleet(store)]
     text, level = params.get("q", "").strip(), params.get("level", "")
-    shown = [h for h in hosts if _fits(h, text.lower()) and level in ("", h["level"])]
+    fitting = [h for h in hosts if _fits(h, text.lower()) and level in ("", h["level"])]
+    shown = sorted(fitting, key=lambda h: _LEVELS.index(h["level"]))
     counts = Counter(h["level"] for h in hosts)
     return rendered(
         "overview",
@@ -62,11 +62,8 @@ def overview(site: Site, params: Mapping[str, str]) -> str:
     )
 
 
-_LEVELS = (
-    *(level.value for level in sorted(Level, key=lambda level: -SEVERITY[level])),
-    "stale",
-    "not judged",
-)
+_LEVELS = ("fail", "degraded", "watch", "stale", "unknown", "learning", "ok", "not judged")
+"""Worst first: levels of verdicts, and what has none or an old one."""
 
 
 def _host(host: Mapping[str, Any], now: float) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from topobench.verdict_words import OVERALL, SEVERITY, Level
 
 LEVELS = tuple(sorted(Level, key=lambda level: -SEVERITY[level]))
 """Worst first."""
+MANY_ROWS = 60
+"""Rows above which those that are ok are left out."""
 TONES = {"fail": "bad", "degraded": "bad", "watch": "warn", "unknown": "warn", "learning": "dim"}
 _HEADS = (
     Head("level"),
@@ -48,6 +50,9 @@ def judged(verdicts: Sequence[Mapping[str, Any]], places: Places, sweep: str) ->
     as_of = max(v["as_of"] for v in verdicts)
     yield Paragraph(f"Hosts: {words}. Policy {policy}, as of {minute(as_of)} UTC.")
     ordered = sorted(verdicts, key=lambda v: (_rank(v["level"]), v["host_name"], v["check"]))
+    if len(ordered) > MANY_ROWS:
+        ordered = [v for v in ordered if v["level"] != Level.OK]
+        yield Paragraph("Checks that are ok are not listed.", "dim")
     styles = [TONES.get(v["level"], "") for v in ordered]
     yield Table(_HEADS, [_row(v, places) for v in ordered], styles=styles).limited()
 

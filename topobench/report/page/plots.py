@@ -14,6 +14,7 @@ PALETTE = (
 GREY = "#7d8896"
 CEILING = "#d7263d"
 DASHES = ("solid", "dot", "dash", "dashdot")
+_MANY_COLUMNS = 10
 _HEAT = [[0.0, "#ea8a8f"], [0.4, "#f3cf8e"], [0.75, "#c5dfa4"], [1.0, "#7cc79a"]]
 """Slow to fast."""
 
@@ -112,7 +113,7 @@ def heat(
         "zmax": top,
         "text": [list(row) for row in text],
         "texttemplate": "%{text}",
-        "textfont": {"color": "#10151c"},
+        "textfont": _small(len(columns)),
         "colorscale": _HEAT,
         "xgap": 2,
         "ygap": 2,
@@ -147,13 +148,18 @@ def classes(
         "zmax": steps - 0.5,
         "text": [list(row) for row in rows],
         "texttemplate": "%{text}",
-        "textfont": {"color": "#10151c"},
+        "textfont": _small(len(ends)),
         "colorscale": scale,
         "showscale": False,
         "xgap": 2,
         "ygap": 2,
         "hovertemplate": "%{y} to %{x}: %{text}<extra></extra>",
     }
+
+
+def _small(columns: int) -> dict[str, Any]:
+    """The text in the fields of a matrix: dark, as fields are light, and smaller where many."""
+    return {"color": "#10151c", "size": 12 if columns <= _MANY_COLUMNS else 9.5}
 
 
 def _family(word: str) -> str:
@@ -168,6 +174,7 @@ def matrix_layout(rows: int, columns: int) -> dict[str, Any]:
         "yaxis": {"autorange": "reversed", "type": "category", "showgrid": False},
         "xaxis": {"side": "top", "type": "category", "showgrid": False, "tickangle": 0},
         "maxwidth": max(420, 170 + 72 * columns),
+        "columns": columns,
     }
 
 

@@ -20,13 +20,20 @@
       barcornerradius: 3
     }, spec.layout);
     const most = layout.maxwidth;
+    const columns = layout.columns;
     delete layout.maxwidth;
+    delete layout.columns;
     if (layout.xaxis && layout.xaxis.side === "top") layout.margin = { l: 70, r: 16, t: 46, b: 14 };
     layout.font = { family: "system-ui, sans-serif", size: 12, color: css("--ink") };
     layout.xaxis = themed(layout.xaxis);
     if (layout.xaxis.title) layout.xaxis.title.standoff = 10;
     layout.yaxis = themed(layout.yaxis);
     layout.width = most ? Math.min(most, width) : width;
+    if (columns && (layout.width - 90) / columns < 58) {
+      layout.xaxis.tickangle = -50;
+      layout.margin.t = 66;
+      layout.height += 20;
+    }
     return layout;
   }
 
