@@ -172,7 +172,8 @@ def test_a_driver_is_judged_against_hosts_that_kept_theirs(fleet: Fleet, ask: An
     assert (found.case["n_a"], found.case["n_b"]) == (7, 7)
     assert found.case["effect_ratio"] == pytest.approx(-0.03, abs=0.004)
     assert found.case["lo"] < -0.03 < found.case["hi"]
-    assert "the control (7 hosts) changed by -4.0" in found.case["notes"][0]
+    assert found.case["control_ratio"] == pytest.approx(-0.04, abs=0.003)
+    assert plain.case["control_ratio"] is None
 
 
 def test_without_control_hosts_there_is_no_answer(fleet: Fleet, ask: Any) -> None:

@@ -12,7 +12,7 @@ import collections
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from topobench.comparability import differences, refusal
 from topobench.compare_cases import (
@@ -229,9 +229,9 @@ def _against(
         better=a[0].better,
         level=CiLevel.BETWEEN,
     )
-    moved = 100 * (statistics.median(same.ratios.values()) - 1)
-    note = f"the control ({_many(len(same.ratios), 'host')}) changed by {moved:+.2f} % meanwhile"
-    return make_case(a, b, "hosts", found, notes=(note, *changed.notes, *_left_hosts(changed)))
+    made = make_case(a, b, "hosts", found, notes=(*changed.notes, *_left_hosts(changed)))
+    moved = statistics.median(same.ratios.values()) - 1
+    return replace(made, control_ratio=a[0].better * moved)
 
 
 def _apart(a: Sequence[Value], b: Sequence[Value], options: Options, *, own: bool) -> Case:

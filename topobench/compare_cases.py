@@ -27,6 +27,8 @@ class Case:
         comparison: None if it was refused.
         refused: Why it must not be compared; None if it was.
         notes: What differs beside, in sentences.
+        control_ratio: How much the control changed meanwhile, turned as the effect is; None
+            without a control.
     """
 
     probe: str
@@ -46,6 +48,7 @@ class Case:
     comparison: Comparison | None
     refused: str | None = None
     notes: tuple[str, ...] = ()
+    control_ratio: float | None = None
 
     @property
     def verdict(self) -> Change:
@@ -196,6 +199,7 @@ def case_document(case: Case) -> dict[str, Any]:
         "n_a": 0 if found is None else found.n_a,
         "n_b": 0 if found is None else found.n_b,
         "unit_of": case.unit_of,
+        "control_ratio": case.control_ratio,
         "refused": case.refused,
         "notes": list(case.notes),
     }

@@ -150,6 +150,8 @@ def collapsed(
 
     Nested, so that a night with more processes or a host with more nights weighs no more.
     """
+    if len(values) == 1:
+        return of(values[0])
     if not levels:
         return statistics.median(map(of, values))
     parts = grouped(values, levels[0]).values()

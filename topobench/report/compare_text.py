@@ -50,15 +50,17 @@ def _parts(data: Document) -> Iterator[RenderableType]:
     cases = [c for c in data["cases"] if c["refused"] is None]
     hidden = len(data["cases"]) > _ROWS
     shown = [c for c in cases if not (hidden and c["verdict"] == "equivalent")]
-    for probe, group in _by(shown, "probe").items():
+    labels = {p: figures.metric_labels(_by(g, "metric")) for p, g in _by(shown, "probe").items()}
+    for (probe, metric), group in _by(shown, "probe", "metric").items():
         yield Text("")
-        yield Text(clean(probe), style="bold")
+        yield Text(f"{clean(probe)}, {labels[probe][metric]}", style="bold")
         yield from _table(group)
     yield from _notes(data)
     yield Text("")
     yield Prose(
-        "change: of B from A, negative is worse, with its 95 % interval. MDE: the smallest change "
-        "that would have been seen nine times in ten; no finding means none above it.",
+        "change: of B from A, negative is worse, with its 95 % interval. n: values of A and of B. "
+        "MDE: the smallest change that would have been seen nine times in ten; no finding means "
+        "none above it.",
         indent=0,
         style="dim",
     )
@@ -76,20 +78,21 @@ def _side(side: Document) -> str:
 
 
 def _table(cases: Sequence[Document]) -> Iterator[RenderableType]:
-    """The cases of a probe; what is the same in all stands above the table."""
+    """The cases of a metric; what is the same in all stands above the table."""
     rows = [_dimensions(c) for c in cases]
     names = list(dict.fromkeys(n for row in rows for n in row))
     varied = [n for n in names if len({row.get(n) for row in rows}) > 1]
     fixed = [n for n in names if n not in varied and rows[0][n] not in (None, "")]
-    if fixed:
-        told = [f"{figures.label(n)} {figures.quantity(n, rows[0][n])}" for n in fixed]
-        yield Prose(", ".join(told), style="dim")
+    told = [f"{figures.label(n)} {figures.quantity(n, rows[0][n])}" for n in fixed]
+    numbers = {_n(c) for c in cases}
+    told += [f"n {_n(cases[0])}"] if len(numbers) == 1 else []
+    yield Prose(", ".join(told), style="dim")
     order = list(_STYLES)
     ranked = sorted(range(len(cases)), key=lambda i: order.index(cases[i]["verdict"]))
     keys = [tuple(rows[i].get(n) for n in varied) for i in ranked]
     chosen = [cases[i] for i in ranked]
     columns, parts = dimension_columns(varied, keys)
-    for column, texts in _figures(chosen):
+    for column, texts in _figures(chosen, with_n=len(numbers) > 1):
         columns.append(column)
         parts.append(texts)
     styles = [_STYLES[c["verdict"]] for c in chosen]
@@ -108,19 +111,19 @@ def _dimensions(case: Document) -> dict[str, Any]:
     }
 
 
-def _figures(cases: Sequence[Document]) -> Iterator[tuple[Column, list[str]]]:
-    metrics = figures.metric_labels(dict.fromkeys(c["metric"] for c in cases))
-    if len(metrics) > 1:
-        yield Column("metric"), [metrics[c["metric"]] for c in cases]
+def _figures(cases: Sequence[Document], *, with_n: bool) -> Iterator[tuple[Column, list[str]]]:
+    metric = cases[0]["metric"]
+    scale = figures.scale_for(metric, [c[k] for c in cases for k in ("median_a", "median_b")])
     for name in ("a", "b"):
-        texts = [figures.quantity(c["metric"], c[f"median_{name}"]) for c in cases]
-        yield Column(name.upper(), number=True), texts
+        texts = figures.aligned([figures.number(c[f"median_{name}"], scale) for c in cases])
+        yield Column(f"{name.upper()}\n{scale.unit}", number=True), texts
     yield Column("change\n%", number=True), _percents([c["effect_ratio"] for c in cases])
     yield Column("interval\n%", number=True), [_interval(c) for c in cases]
+    if any(c["control_ratio"] is not None for c in cases):
+        yield Column("control\n%", number=True), _percents([c["control_ratio"] for c in cases])
     yield Column("MDE\n%", number=True), _percents([c["mde"] for c in cases], sign=False)
-    units = {c["unit_of"] for c in cases}
-    title = f"n\n{units.pop()}" if len(units) == 1 else "n"
-    yield Column(title, number=True), [_n(c, mixed=title == "n") for c in cases]
+    if with_n:
+        yield Column("n", number=True), [_n(c) for c in cases]
     yield Column("verdict"), [c["verdict"] for c in cases]
 
 
@@ -132,12 +135,12 @@ def _percents(values: Sequence[float | None], *, sign: bool = True) -> list[str]
 def _interval(case: Document) -> str:
     if case["lo"] is None:
         return figures.UNKNOWN
-    return f"{100 * case['lo']:+.2f} to {100 * case['hi']:+.2f}"
+    return f"{100 * case['lo']:+.2f} {100 * case['hi']:+.2f}"
 
 
-def _n(case: Document, *, mixed: bool) -> str:
-    unit = f" {case['unit_of']}" if mixed else ""
-    return f"{case['n_a']}, {case['n_b']}{unit}"
+def _n(case: Document) -> str:
+    """``6, 6 processes``: the values of each side."""
+    return f"{case['n_a']}, {case['n_b']} {case['unit_of']}"
 
 
 def _notes(data: Document) -> Iterator[RenderableType]:
@@ -161,8 +164,10 @@ def _notes(data: Document) -> Iterator[RenderableType]:
             yield Prose(clean(text))
 
 
-def _by(cases: Sequence[Document], key: str) -> dict[str, list[Document]]:
-    found: dict[str, list[Document]] = {}
+def _by(cases: Sequence[Document], *keys: str) -> dict[Any, list[Document]]:
+    """Cases by the value of a key, or by those of several."""
+    found: dict[Any, list[Document]] = {}
     for case in cases:
-        found.setdefault(case[key], []).append(case)
+        values = tuple(case[k] for k in keys)
+        found.setdefault(values if len(keys) > 1 else values[0], []).append(case)
     return found
