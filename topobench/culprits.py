@@ -34,7 +34,6 @@ class Fault(StrEnum):
 
     SENDS = "sends"
     RECEIVES = "receives"
-    BOTH = "sends and receives"
     PATH = "path"
     EITHER = "either"
 
@@ -84,7 +83,8 @@ def find(flows: Sequence[Flow], *, slow_ratio: float = SLOW_RATIO) -> Finding:
     # Sure is an end that is slow with a partner who is fast with somebody else.
     out = {f.sender for f in slow if best_out[f.sender] < limit <= best_in[f.receiver]}
     into = {f.receiver for f in slow if best_in[f.receiver] < limit <= best_out[f.sender]}
-    found = [_host(h, slow, out, into) for h in dict.fromkeys([*sorted(out), *sorted(into)])]
+    found = [_host(Fault.SENDS, h, [f for f in slow if f.sender == h]) for h in sorted(out)]
+    found += [_host(Fault.RECEIVES, h, [f for f in slow if f.receiver == h]) for h in sorted(into)]
     rest = [f for f in slow if f.sender not in out and f.receiver not in into]
     for flow in rest:
         cleared = best_out[flow.sender] >= limit
@@ -128,13 +128,5 @@ def _best(flows: Sequence[Flow], end: str) -> dict[str, float]:
     return found
 
 
-def _host(host: str, slow: Sequence[Flow], out: set[str], into: set[str]) -> Culprit:
-    own = [
-        f
-        for f in slow
-        if (f.sender == host and host in out) or (f.receiver == host and host in into)
-    ]
-    fault = Fault.SENDS if host in out else Fault.RECEIVES
-    if host in out and host in into:
-        fault = Fault.BOTH
+def _host(fault: Fault, host: str, own: Sequence[Flow]) -> Culprit:
     return Culprit(fault, (host,), max(f.value for f in own), len(own))

@@ -70,8 +70,7 @@ def _sentence(culprit: Culprit, finding: Finding, places: Places, cells: Sequenc
         text = "one of them is slow; a pair with a good host would tell which"
         return f"slow: {names[0]} to {names[1]}: {speed}; {text}"
     where = _interface(culprit.hosts[0], cells)
-    verb = {Fault.SENDS: "sends", Fault.RECEIVES: "receives"}.get(culprit.fault, culprit.fault)
-    return f"slow: {names[0]}{where} {verb} slowly: {speed}; explains {slow}: {_NEXT}"
+    return f"slow: {names[0]}{where} {culprit.fault} slowly: {speed}; explains {slow}: {_NEXT}"
 
 
 def _interface(host: str, cells: Sequence[Cell]) -> str:
