@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,15 @@ from typing import Any
 from sqlalchemy import Connection
 
 from topobench.db import places, schema
-from topobench.db.bulk import execute, execute_many, insert_row, insert_rows
+from topobench.db.bulk import (
+    COPY_ROWS,
+    execute,
+    execute_many,
+    insert_row,
+    insert_rows,
+    pipelined,
+    scalar,
+)
 from topobench.db.columns import clean_text
 from topobench.db.keys import Keys
 from topobench.db.metrics import Metrics
@@ -47,7 +56,7 @@ def is_stored(connection: Connection, run: Run) -> bool:
     Raises:
         StoreConflict: Another run has its UUID.
     """
-    found = execute(connection, _DIGEST, run.id).scalar()
+    found = scalar(connection, _DIGEST, run.id)
     if found is None:
         return False
     if found != run_digest(run):
@@ -61,10 +70,12 @@ def put_run(connection: Connection, keys: Keys, metrics: Metrics, ref: SweepRef,
     """Store a run that is not stored yet."""
     environment_id = _environment_id(connection, keys, ref, run)
     made = _made(connection, metrics, ref, run, environment_id)
-    _put_parts(connection, ref, [(insert_row(connection, schema.run, made.row), made)])
-    _update_cell(connection, made.cell, made.row)
-    if made.measured:
-        _update_series(connection, made.cell, made.row)
+    small = max(len(run.readings), len(run.members)) < COPY_ROWS
+    with pipelined(connection) if small else contextlib.nullcontext():
+        _put_parts(connection, ref, [(insert_row(connection, schema.run, made.row), made)])
+        _update_cell(connection, made.cell, made.row)
+        if made.measured:
+            _update_series(connection, made.cell, made.row)
 
 
 def put_runs(
@@ -114,7 +125,7 @@ def _made(
     connection: Connection, metrics: Metrics, ref: SweepRef, run: Run, environment_id: int
 ) -> _Made:
     cell = ref.cells[run.cell]
-    stored = [metrics.get(connection, r.metric, cell.probe) for r in run.readings]
+    stored = [metrics.get(connection, r.metric, cell.probe, r.better) for r in run.readings]
     pairs = zip(run.readings, stored, strict=True)
     faults = tuple(fault(r, above_zero=m.above_zero) for r, m in pairs)
     status, reason = judged_status(run, [f for f in faults if f])
@@ -175,7 +186,7 @@ def _member_rows(connection: Connection, ref: SweepRef, run_id: int, run: Run) -
 
 def _update_cell(connection: Connection, cell: CellRef, row: Row) -> None:
     """A cell shows its last attempt; an earlier one that arrives late changes nothing."""
-    execute(connection, _CELL, *_cell_values(cell, row))
+    execute_many(connection, _CELL, [_cell_values(cell, row)])
 
 
 def _cell_values(cell: CellRef, row: Row) -> tuple[Any, ...]:
@@ -185,7 +196,7 @@ def _cell_values(cell: CellRef, row: Row) -> tuple[Any, ...]:
 
 def _update_series(connection: Connection, cell: CellRef, row: Row) -> None:
     """A series knows the sweep it was last measured in; v_latest rests on it."""
-    execute(connection, _SERIES, *_series_values(cell, row))
+    execute_many(connection, _SERIES, [_series_values(cell, row)])
 
 
 def _series_values(cell: CellRef, row: Row) -> tuple[Any, ...]:
