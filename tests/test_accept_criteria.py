@@ -89,6 +89,17 @@ def test_a_mistake_is_told_with_its_place(tmp_path: Path, old: str, new: str, to
     assert told in mistakes
 
 
+def test_a_command_of_ones_own_has_metrics_of_ones_own(tmp_path: Path) -> None:
+    own = GOOD.replace("host_to_device", "command").replace(
+        "{bytes: 256M, direction: h2d}", "{command: c}"
+    )
+    own = own.replace("bandwidth_bytes_per_second", "ttft_seconds").replace("50 GB/s", "350 ms")
+    (tmp_path / "c.yaml").write_text(own.replace("at_least", "at_most\n    statistic: p99"))
+    (rule,) = load(tmp_path / "c.yaml").rules
+    assert (rule.metric.unit, rule.value, rule.params) == ("s", 0.35, {"command": "c"})
+    assert "must end in one of" in read(tmp_path, own.replace("ttft_seconds", "ttft"))[0]
+
+
 def test_facts_are_not_measured(tmp_path: Path) -> None:
     fact = "  - {probe: discovered, metric: gpu_memory_bytes, each: host, statistic: median, "
     mistakes = read(tmp_path, f"kind: {KIND}\nrules:\n{fact}op: at_least, value: 80GB}}\n")

@@ -273,8 +273,21 @@ def _metric(
     if "metric" not in entries:
         fields.wrong(table.where, f"{key}.metric", f"missing; {expected('', known)}")
         return None
-    name = fields.parsed(entries["metric"].value, f"{key}.metric", one_of(known))
-    return known.get(name) if name else None
+    node = entries["metric"].value
+    if not _has_own_metrics(probe):
+        name = fields.parsed(node, f"{key}.metric", one_of(known))
+        return known.get(name) if name else None
+    return fields.parsed(node, f"{key}.metric", lambda text: known.get(text) or _own_metric(text))
+
+
+def _has_own_metrics(probe: str) -> bool:
+    """Whether a probe yields metrics that its user defined."""
+    return probe != DISCOVERED and bool(getattr(registry.load(probe), "own_metrics", False))
+
+
+def _own_metric(name: str) -> Metric:
+    """A metric of the user's own; which direction is good is stored with its values."""
+    return Metric(name, Better.NEITHER, "of the user's own")
 
 
 def _where(fields: Fields, node: Node, key: str, probe: str) -> dict[str, Scalar]:
@@ -322,10 +335,11 @@ def _check(
     if "op" in values and values["op"] == wrong_way:
         side = "higher" if metric.better is Better.HIGHER else "lower"
         fields.wrong(table.where, f"{key}.op", f"of {metric.name} {side} is better; turn it round")
-    if values.get("statistic") == "p99" and metric.better is not Better.LOWER:
+    if values.get("statistic") == "p99" and metric.unit != "s":
         what = "P99 counts from the slow end of times only; use it with a metric in seconds"
         fields.wrong(table.where, f"{key}.statistic", what)
-    if "non_inferior_to" in keys and metric.better is Better.NEITHER:
+    neither = metric.better is Better.NEITHER and not _has_own_metrics(probe)
+    if "non_inferior_to" in keys and neither:
         what = f"{metric.name} is good in neither direction"
         fields.wrong(table.where, f"{key}.non_inferior_to", what)
     if probe == DISCOVERED:

@@ -13,7 +13,7 @@ from topobench.comparability import refusal
 from topobench.compare_cases import devices_of, host_of, process_of
 from topobench.comparison import MIN_PROCESSES, compare, detectable_centre
 from topobench.measured import Value, collapsed, grouped
-from topobench.reading import CiLevel
+from topobench.reading import Better, CiLevel
 
 
 def numbers(rule: Rule, group: Sequence[Value]) -> tuple[str, list[float]]:
@@ -98,13 +98,15 @@ def against_reference(
     others = _reference_numbers(rule, same, pooled=found.unit_of == "processes")
     if not others:
         return replace(found, reason="no process of the reference has the samples of a P99")
+    if group[0].better is Better.NEITHER:
+        return replace(found, reason=f"{group[0].metric} is good in neither direction")
     if min(*others, *own) <= 0:
         return replace(found, reason="values of zero have no relative change")
     result = compare(
         others,
         own,
         tolerance=rule.margin,
-        better=rule.metric.better,
+        better=group[0].better,
         level=CiLevel.BETWEEN,
     )
     found = replace(found, effect_ratio=result.effect_ratio, mde=result.mde)
