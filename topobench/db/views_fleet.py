@@ -10,32 +10,62 @@ values there is none.
 
 from __future__ import annotations
 
+from topobench.db.views_measured import CI, LATEST
+
 _FRESH_SECONDS = 30 * 86400
+
+# Groups are numbered before anything is sorted, and names are looked up after: windows over
+# numbers alone are several times as quick as over whole rows.
+_MEMBERS = """{latest}
+, member AS (
+    SELECT
+        l.*, s.host_id, m.better,
+        dense_rank() OVER (
+            ORDER BY
+                {first}t.topology_class_id, s.case_id, a.name, ds.n_devices, s.n_ranks, s.n_hosts,
+                coalesce(l.path_class, ''), l.metric_id, l.point, s.source, s.synthetic
+        ) AS peers
+    FROM latest l
+    JOIN series s ON s.id = l.series_id
+    JOIN host h ON h.id = s.host_id
+    JOIN device_set ds ON ds.id = s.device_set_id
+    JOIN arm a ON a.id = s.arm_id
+    JOIN topology t ON t.id = l.topology_id
+    JOIN metric m ON m.id = l.metric_id
+    WHERE m.better <> 0 AND m.name <> 'locality_ratio' AND l.rank IS NULL
+        AND t.topology_class_id IS NOT NULL AND l.median > 0
+), aged AS (
+    SELECT member.*, max(measured_unix_seconds) OVER (PARTITION BY peers) AS newest FROM member
+), fresh AS (
+    SELECT * FROM aged WHERE measured_unix_seconds >= newest - {seconds}
+)"""
+_NAMES = """
+JOIN series s ON s.id = l.series_id
+JOIN host h ON h.id = s.host_id
+JOIN cluster cl ON cl.id = h.cluster_id
+LEFT JOIN sku k ON k.id = h.sku_id
+JOIN topology t ON t.id = l.topology_id
+JOIN topology_class tc ON tc.id = t.topology_class_id
+JOIN probe_case pc ON pc.id = s.case_id
+JOIN arm a ON a.id = s.arm_id
+JOIN device_set ds ON ds.id = s.device_set_id
+JOIN metric m ON m.id = l.metric_id"""
+
+
+def _members(first: str = "") -> str:
+    return _MEMBERS.format(latest=LATEST.strip(), first=first, seconds=_FRESH_SECONDS)
+
 
 V_PEER = f"""
 CREATE VIEW v_peer AS
-WITH member AS (
+{_members()}, placed AS (
     SELECT
-        v.*,
-        dense_rank() OVER (
-            ORDER BY
-                topology_class_id, case_id, arm, n_devices, n_ranks, n_hosts,
-                coalesce(path_class, ''), metric, point, source, synthetic
-        ) AS peers
-    FROM v_latest v
-    WHERE better <> 0 AND metric <> 'locality_ratio' AND rank IS NULL
-        AND topology_class_id IS NOT NULL
-), aged AS (
-    SELECT member.*, max(measured_unix_seconds) OVER (PARTITION BY peers) AS newest FROM member
-), placed AS (
-    SELECT
-        aged.*,
+        fresh.*,
         count(*) OVER (PARTITION BY peers) AS n_peers,
         row_number() OVER (PARTITION BY peers ORDER BY median, series_id) AS place,
-        CASE WHEN row_number() OVER (PARTITION BY peers, cluster, host_key ORDER BY series_id) = 1
+        CASE WHEN row_number() OVER (PARTITION BY peers, host_id ORDER BY series_id) = 1
             THEN 1 ELSE 0 END AS first_of_host
-    FROM aged
-    WHERE measured_unix_seconds >= newest - {_FRESH_SECONDS}
+    FROM fresh
 ), centred AS (
     SELECT
         placed.*,
@@ -57,57 +87,41 @@ WITH member AS (
     FROM deviating
 )
 SELECT
-    sweep, cluster, host, host_key, sku, topology_class, topology_class_id, devices, n_devices,
-    probe, probe_version, case_id, params, bytes, seq_len, batch, dtype, model, op, tp,
-    direction, memory, backend, series_id, n_ranks, n_hosts, arm, binding, ring, path_class,
-    driver, metric, unit, better, point, n_processes, n, median, ci_lo, ci_hi, ci_level,
-    n_peers, n_peer_hosts, peer_median, peer_mad,
-    better * (median - peer_median) / abs(nullif(peer_median, 0)) AS effect_ratio,
-    better * (median - peer_median) / (1.4826 * CASE
-        WHEN peer_mad >= 0.005 * abs(peer_median) THEN peer_mad
-        ELSE 0.005 * abs(nullif(peer_median, 0)) END) AS z,
-    measured_at, measured_unix_seconds, source, synthetic
-FROM judged
+    sw.uuid AS sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
+    tc.name AS topology_class, tc.id AS topology_class_id, ds.label AS devices, ds.n_devices,
+    pc.probe, pc.probe_version, pc.id AS case_id, pc.params, pc.bytes, pc.seq_len, pc.batch,
+    pc.dtype, pc.model, pc.op, pc.tp, pc.direction, pc.memory, pc.backend,
+    s.id AS series_id, s.n_ranks, s.n_hosts, a.name AS arm, a.binding, a.ring, l.path_class,
+    e.driver, m.name AS metric, m.unit, m.better, l.point, l.n_processes, l.n, l.median,
+    {CI},
+    l.n_peers, l.n_peer_hosts, l.peer_median, l.peer_mad,
+    l.better * (l.median - l.peer_median) / l.peer_median AS effect_ratio,
+    l.better * (l.median - l.peer_median) / (1.4826 * CASE
+        WHEN l.peer_mad >= 0.005 * l.peer_median THEN l.peer_mad
+        ELSE 0.005 * l.peer_median END) AS z,
+    l.measured_at, l.measured_unix_seconds, s.source, s.synthetic
+FROM judged l{_NAMES}
+JOIN sweep sw ON sw.id = l.sweep_id
+JOIN environment e ON e.id = l.environment_id
 """
 
 V_STRAGGLER = f"""
 CREATE VIEW v_straggler AS
-WITH per_host AS (
+{_members("h.cluster_id, ")}, per_host AS (
     SELECT
-        cluster, host, host_key, sku, topology_class, topology_class_id, n_devices,
-        probe, probe_version, case_id, params, bytes, seq_len, batch, dtype, model, op, tp,
-        direction, memory, backend, n_ranks, n_hosts, arm, path_class, metric, unit, better,
-        point, count(*) AS n_series, sum(n) AS n,
-        CASE WHEN better = 1 THEN min(median) ELSE max(median) END AS median,
-        max(measured_at) AS measured_at, max(measured_unix_seconds) AS measured_unix_seconds,
-        source, synthetic
-    FROM v_latest
-    WHERE better <> 0 AND metric <> 'locality_ratio' AND rank IS NULL AND median > 0
-        AND topology_class_id IS NOT NULL
-    GROUP BY
-        cluster, host, host_key, sku, topology_class, topology_class_id, n_devices,
-        probe, probe_version, case_id, params, bytes, seq_len, batch, dtype, model, op, tp,
-        direction, memory, backend, n_ranks, n_hosts, arm, path_class, metric, unit, better,
-        point, source, synthetic
-), grouped AS (
-    SELECT
-        per_host.*,
-        dense_rank() OVER (
-            ORDER BY
-                cluster, topology_class_id, case_id, arm, n_devices, n_ranks, n_hosts,
-                coalesce(path_class, ''), metric, point, source, synthetic
-        ) AS fleet
-    FROM per_host
-), aged AS (
-    SELECT grouped.*, max(measured_unix_seconds) OVER (PARTITION BY fleet) AS newest FROM grouped
+        peers AS fleet, host_id, better, metric_id, point, max(path_class) AS path_class,
+        max(series_id) AS series_id, max(topology_id) AS topology_id, count(*) AS n_series,
+        sum(n) AS n, CASE WHEN better = 1 THEN min(median) ELSE max(median) END AS median,
+        max(measured_at) AS measured_at, max(measured_unix_seconds) AS measured_unix_seconds
+    FROM fresh
+    GROUP BY peers, host_id, better, metric_id, point
 ), placed AS (
     SELECT
-        aged.*,
+        per_host.*,
         count(*) OVER (PARTITION BY fleet) AS n_fleet,
-        row_number() OVER (PARTITION BY fleet ORDER BY median, host_key) AS by_value,
-        row_number() OVER (PARTITION BY fleet ORDER BY better * median, host_key) AS place
-    FROM aged
-    WHERE measured_unix_seconds >= newest - {_FRESH_SECONDS}
+        row_number() OVER (PARTITION BY fleet ORDER BY median, host_id) AS by_value,
+        row_number() OVER (PARTITION BY fleet ORDER BY better * median, host_id) AS place
+    FROM per_host
 ), centred AS (
     SELECT
         placed.*,
@@ -127,17 +141,23 @@ WITH per_host AS (
         CASE WHEN better = 1 THEN median / fleet_median ELSE fleet_median / median END
             AS speed_ratio
     FROM centred
+), followed AS (
+    SELECT
+        rated.*, lead(speed_ratio) OVER (PARTITION BY fleet ORDER BY place) AS without_ratio
+    FROM rated
 )
 SELECT
-    cluster, host, host_key, sku, topology_class, topology_class_id, n_devices,
-    probe, probe_version, case_id, params, bytes, seq_len, batch, dtype, model, op, tp,
-    direction, memory, backend, n_ranks, n_hosts, arm, path_class, metric, unit, better, point,
-    n_series, n, median, fleet, n_fleet AS n_fleet_hosts, place, fleet_n, fleet_median,
-    fleet_ci_lo, fleet_ci_hi, CASE WHEN n_fleet >= 6 THEN 'between' END AS ci_level,
-    speed_ratio,
-    lead(speed_ratio) OVER (PARTITION BY fleet ORDER BY place) AS without_ratio,
-    measured_at, measured_unix_seconds, source, synthetic
-FROM rated
+    cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
+    tc.name AS topology_class, tc.id AS topology_class_id, ds.n_devices,
+    pc.probe, pc.probe_version, pc.id AS case_id, pc.params, pc.bytes, pc.seq_len, pc.batch,
+    pc.dtype, pc.model, pc.op, pc.tp, pc.direction, pc.memory, pc.backend,
+    s.n_ranks, s.n_hosts, a.name AS arm, l.path_class, m.name AS metric, m.unit, m.better,
+    l.point, l.n_series, l.n, l.median, l.fleet, l.n_fleet AS n_fleet_hosts, l.place, l.fleet_n,
+    l.fleet_median, l.fleet_ci_lo, l.fleet_ci_hi,
+    CASE WHEN l.n_fleet >= 6 THEN 'between' END AS ci_level,
+    l.speed_ratio, l.without_ratio,
+    l.measured_at, l.measured_unix_seconds, s.source, s.synthetic
+FROM followed l{_NAMES}
 """
 
 V_HOP_CLASS = f"""

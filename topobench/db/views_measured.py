@@ -43,8 +43,7 @@ WHERE r.status IN ('ok', 'partial') AND d.median IS NOT NULL
 # give none. `2 * place BETWEEN processes AND processes + 2` picks the middle one or two
 # without a division, which engines round differently. CROSS JOIN with the conditions in WHERE
 # means the same as JOIN, but SQLite keeps the order: few series before many readings.
-V_LATEST = """
-CREATE VIEW v_latest AS
+LATEST = """
 WITH process AS (
     SELECT
         s.id AS series_id, s.latest_sweep_id AS sweep_id, d.metric_id, d.rank, d.point,
@@ -71,7 +70,19 @@ WITH process AS (
         max(started_at) AS measured_at, max(started_unix_seconds) AS measured_unix_seconds
     FROM process
     GROUP BY series_id, sweep_id, metric_id, point
-)
+)"""
+"""What v_latest begins with: ``latest`` has ids and numbers alone, so that windows stay quick."""
+
+CI = """\
+CASE WHEN l.n_processes = 1 THEN l.ci_lo WHEN l.n_processes >= 6 THEN l.lowest END AS ci_lo,
+    CASE WHEN l.n_processes = 1 THEN l.ci_hi WHEN l.n_processes >= 6 THEN l.highest END AS ci_hi,
+    CASE WHEN l.n_processes = 1 THEN 'within' WHEN l.n_processes >= 6 THEN 'between' END
+        AS ci_level"""
+"""The interval of a median, over the columns of ``latest`` as ``l``."""
+
+V_LATEST = f"""
+CREATE VIEW v_latest AS
+{LATEST.strip()}
 SELECT
     sw.uuid AS sweep, cl.name AS cluster,
     h.name AS host, h.key AS host_key, k.name AS sku,
@@ -84,10 +95,7 @@ SELECT
     e.driver, e.cuda, e.nccl, e.torch, e.kernel,
     m.name AS metric, m.unit, m.better, l.rank, l.point,
     l.n_processes, l.n, l.median,
-    CASE WHEN l.n_processes = 1 THEN l.ci_lo WHEN l.n_processes >= 6 THEN l.lowest END AS ci_lo,
-    CASE WHEN l.n_processes = 1 THEN l.ci_hi WHEN l.n_processes >= 6 THEN l.highest END AS ci_hi,
-    CASE WHEN l.n_processes = 1 THEN 'within' WHEN l.n_processes >= 6 THEN 'between' END
-        AS ci_level,
+    {CI},
     l.lowest, l.highest, l.measured_at, l.measured_unix_seconds, s.source, s.synthetic
 FROM latest l
 JOIN series s ON s.id = l.series_id

@@ -3,58 +3,59 @@
 -- param driver text = %: new drivers whose version matches this LIKE pattern
 -- param cluster text = %: clusters whose name matches this LIKE pattern
 -- param probe text = host_to_device: probes whose name matches this LIKE pattern
--- param metric text = %bandwidth_bytes_per_second: metrics whose name matches this LIKE pattern
+-- param metric text = bandwidth_bytes_per_second: metrics whose name matches this LIKE pattern
 -- param source text = probe: of whom; import:% for imported results, % for all
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
 -- Changed hosts: median of the nights on the new driver by that of the nights before it. Kept:
 -- hosts with one driver all the time, nights after by nights before the first host changed.
 -- net_ratio: changed minus kept; -0.03 = 3 % worse. NULL without a host that kept its driver.
-WITH night AS (
-    SELECT
-        cl.name AS cluster, k.name AS sku, s.host_id, s.id AS series_id, s.case_id, a.name AS arm,
-        d.metric_id, d.point, m.better, s.source, s.synthetic, e.driver,
-        r.started_unix_seconds AS moment, d.median, d.n
+WITH asked AS (
+    SELECT s.id AS series_id, s.host_id, h.cluster_id
     FROM probe_case pc
     JOIN series s ON s.case_id = pc.id
     JOIN host h ON h.id = s.host_id
     JOIN cluster cl ON cl.id = h.cluster_id
-    LEFT JOIN sku k ON k.id = h.sku_id
-    JOIN arm a ON a.id = s.arm_id
+    WHERE pc.probe LIKE :probe AND cl.name LIKE :cluster AND s.source LIKE :source
+), night AS (
+    SELECT
+        x.series_id, x.host_id, x.cluster_id, d.metric_id, d.point, e.driver,
+        r.started_unix_seconds AS moment, d.median, d.n
+    FROM asked x
     JOIN run r
-        ON r.series_id = s.id
+        ON r.series_id = x.series_id
         AND r.sweep_id >= (SELECT min(id) FROM sweep WHERE started_at >= :since)
     JOIN environment e ON e.id = r.environment_id
     JOIN reading d ON d.run_id = r.id
     JOIN metric m ON m.id = d.metric_id
-    WHERE pc.probe LIKE :probe AND m.name LIKE :metric AND m.better <> 0 AND d.rank IS NULL
-        AND r.started_at >= :since AND r.status IN ('ok', 'partial') AND d.median > 0
-        AND e.driver IS NOT NULL AND cl.name LIKE :cluster AND s.source LIKE :source
+    WHERE m.name LIKE :metric AND m.better <> 0 AND d.rank IS NULL AND d.median > 0
+        AND r.started_at >= :since AND r.status IN ('ok', 'partial') AND e.driver IS NOT NULL
 ), arrived AS (
     SELECT
-        cluster, host_id, driver, min(moment) AS begins,
+        cluster_id, host_id, driver, min(moment) AS begins,
         row_number() OVER (PARTITION BY host_id ORDER BY min(moment), driver) AS place
     FROM night
-    GROUP BY cluster, host_id, driver
+    GROUP BY cluster_id, host_id, driver
 ), rollout AS (
-    SELECT cluster, driver, min(begins) AS begins
+    SELECT cluster_id, driver, min(begins) AS begins
     FROM arrived
     WHERE place > 1 AND driver LIKE :driver
-    GROUP BY cluster, driver
+    GROUP BY cluster_id, driver
 ), kept AS (
     SELECT host_id FROM arrived GROUP BY host_id HAVING count(*) = 1
 ), sided AS (
     SELECT
-        o.driver AS new_driver, 1 AS changed, n.*,
-        CASE WHEN n.driver = o.driver THEN 1 ELSE 0 END AS after
+        o.driver AS new_driver, 1 AS changed, n.series_id, n.metric_id, n.point, n.moment,
+        n.median, n.n, CASE WHEN n.driver = o.driver THEN 1 ELSE 0 END AS after
     FROM rollout o
-    JOIN arrived x ON x.cluster = o.cluster AND x.driver = o.driver AND x.place > 1
+    JOIN arrived x ON x.cluster_id = o.cluster_id AND x.driver = o.driver AND x.place > 1
     JOIN night n ON n.host_id = x.host_id AND (n.driver = o.driver OR n.moment < x.begins)
     UNION ALL
     SELECT
-        o.driver, 0, n.*, CASE WHEN n.moment >= o.begins THEN 1 ELSE 0 END
+        o.driver, 0, n.series_id, n.metric_id, n.point, n.moment, n.median, n.n,
+        CASE WHEN n.moment >= o.begins THEN 1 ELSE 0 END
     FROM rollout o
-    JOIN night n ON n.cluster = o.cluster
+    JOIN night n ON n.cluster_id = o.cluster_id
     JOIN kept c ON c.host_id = n.host_id
     WHERE n.driver <> o.driver
 ), placed AS (
@@ -67,23 +68,32 @@ WITH night AS (
     FROM sided
 ), middles AS (
     SELECT
-        new_driver, changed, cluster, sku, host_id, series_id, case_id, arm, metric_id, point,
-        better, source, synthetic, sum(n) AS n, max(moment) AS newest,
+        new_driver, changed, series_id, metric_id, point, sum(n) AS n, max(moment) AS newest,
         avg(CASE WHEN after = 0 AND 2 * place BETWEEN nights AND nights + 2 THEN median END)
             AS before_median,
         avg(CASE WHEN after = 1 AND 2 * place BETWEEN nights AND nights + 2 THEN median END)
             AS after_median
     FROM placed
-    GROUP BY
-        new_driver, changed, cluster, sku, host_id, series_id, case_id, arm, metric_id, point,
-        better, source, synthetic
+    GROUP BY new_driver, changed, series_id, metric_id, point
+), named AS (
+    SELECT
+        y.new_driver, y.changed, cl.name AS cluster, k.name AS sku, s.host_id, s.case_id,
+        a.name AS arm, y.metric_id, y.point, s.source, s.synthetic, y.n, y.newest,
+        m.better * (y.after_median / y.before_median - 1) AS effect
+    FROM middles y
+    JOIN series s ON s.id = y.series_id
+    JOIN host h ON h.id = s.host_id
+    JOIN cluster cl ON cl.id = h.cluster_id
+    LEFT JOIN sku k ON k.id = h.sku_id
+    JOIN arm a ON a.id = s.arm_id
+    JOIN metric m ON m.id = y.metric_id
+    WHERE y.before_median IS NOT NULL AND y.after_median IS NOT NULL
 ), per_host AS (
     SELECT
         new_driver, changed, cluster, sku, host_id, case_id, arm, metric_id, point, source,
         synthetic, sum(n) AS n, max(newest) AS newest,
-        avg(better * (after_median / before_median - 1)) AS effect
-    FROM middles
-    WHERE before_median IS NOT NULL AND after_median IS NOT NULL
+        avg(effect) AS effect
+    FROM named
     GROUP BY
         new_driver, changed, cluster, sku, host_id, case_id, arm, metric_id, point, source,
         synthetic

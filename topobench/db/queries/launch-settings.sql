@@ -12,6 +12,7 @@ WITH environments AS (
     FROM series s
     JOIN run r ON r.series_id = s.id AND r.sweep_id = s.latest_sweep_id
     WHERE r.status IN ('ok', 'partial')
+        AND s.case_id IN (SELECT id FROM probe_case WHERE probe = 'kernel_launch')
     GROUP BY r.series_id
 ), launches AS (
     SELECT v.*, e.governor, e.boost, e.mitigations, e.kernel
@@ -20,14 +21,23 @@ WITH environments AS (
     JOIN environment e ON e.id = x.environment_id
     WHERE v.probe = 'kernel_launch' AND v.unit = 's' AND v.measured_at >= :since
         AND v.cluster LIKE :cluster AND v.source LIKE :source
+), asked AS (
+    SELECT 'governor' AS setting
+    UNION ALL SELECT 'boost'
+    UNION ALL SELECT 'mitigations'
+    UNION ALL SELECT 'kernel'
 ), labelled AS (
-    SELECT 'governor' AS setting, governor AS value, launches.* FROM launches
-    UNION ALL
-    SELECT 'boost', boost, launches.* FROM launches
-    UNION ALL
-    SELECT 'mitigations', mitigations, launches.* FROM launches
-    UNION ALL
-    SELECT 'kernel', kernel, launches.* FROM launches
+    SELECT
+        asked.setting,
+        CASE asked.setting
+            WHEN 'governor' THEN governor
+            WHEN 'boost' THEN boost
+            WHEN 'mitigations' THEN mitigations
+            ELSE kernel
+        END AS value,
+        launches.*
+    FROM launches
+    CROSS JOIN asked
 ), placed AS (
     SELECT
         labelled.*,

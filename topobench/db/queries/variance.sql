@@ -36,12 +36,24 @@ WITH per_host AS (
                 coalesce(path_class, ''), metric, point, source, synthetic
         ) AS fleet
     FROM per_host
+), fleets AS (
+    SELECT DISTINCT
+        fleet, cluster, topology_class, probe, params, arm, n_devices, n_ranks, path_class,
+        metric, unit, point, source, synthetic
+    FROM numbered
+), asked AS (
+    SELECT 'rack' AS label
+    UNION ALL SELECT 'leaf'
+    UNION ALL SELECT 'batch'
+), named AS (
+    SELECT
+        asked.label, CASE asked.label WHEN 'rack' THEN rack WHEN 'leaf' THEN leaf ELSE batch END
+            AS name,
+        fleet, host_key, better, value, n, oldest
+    FROM numbered
+    CROSS JOIN asked
 ), labelled AS (
-    SELECT 'rack' AS label, rack AS name, numbered.* FROM numbered WHERE rack IS NOT NULL
-    UNION ALL
-    SELECT 'leaf', leaf, numbered.* FROM numbered WHERE leaf IS NOT NULL
-    UNION ALL
-    SELECT 'batch', batch, numbered.* FROM numbered WHERE batch IS NOT NULL
+    SELECT * FROM named WHERE name IS NOT NULL
 ), centred AS (
     SELECT
         labelled.*,
@@ -60,8 +72,7 @@ WITH per_host AS (
     FROM centred
 ), summed AS (
     SELECT
-        label, cluster, topology_class, fleet, probe, params, arm, n_devices, n_ranks,
-        path_class, metric, unit, point, source, synthetic, n_all,
+        label, fleet, n_all,
         sum(CASE WHEN place_in_label = 1 THEN 1 ELSE 0 END) AS n_labels,
         sum((value - mean) * (value - mean)) AS total,
         sum((label_mean - mean) * (label_mean - mean)) AS between_labels,
@@ -77,19 +88,18 @@ WITH per_host AS (
         max(CASE WHEN worst_place = 1 THEN better * (label_mean - mean) / mean END)
             AS worst_ratio
     FROM worst
-    GROUP BY
-        label, cluster, topology_class, fleet, probe, params, arm, n_devices, n_ranks,
-        path_class, metric, unit, point, source, synthetic, n_all
+    GROUP BY label, fleet, n_all
 )
 SELECT
-    cluster, topology_class, label, probe, params, arm, n_devices, n_ranks, path_class, metric,
-    unit, point, n_labels, n_all AS n_hosts, n, median, ci_lo, ci_hi,
-    CASE WHEN n_all >= 6 THEN 'between' END AS ci_level,
-    (between_labels - (n_labels - 1) * (total - between_labels) / (n_all - n_labels)) / total
-        AS explained_ratio,
-    worst, worst_ratio, :now - oldest AS age_seconds, source, synthetic
-FROM summed
-WHERE n_all >= :min_hosts AND n_labels > 1 AND n_all > n_labels AND total > 0
+    f.cluster, f.topology_class, s.label, f.probe, f.params, f.arm, f.n_devices, f.n_ranks,
+    f.path_class, f.metric, f.unit, f.point, s.n_labels, s.n_all AS n_hosts, s.n, s.median,
+    s.ci_lo, s.ci_hi, CASE WHEN s.n_all >= 6 THEN 'between' END AS ci_level,
+    (s.between_labels - (s.n_labels - 1) * (s.total - s.between_labels) / (s.n_all - s.n_labels))
+        / s.total AS explained_ratio,
+    s.worst, s.worst_ratio, :now - s.oldest AS age_seconds, f.source, f.synthetic
+FROM summed s
+JOIN fleets f ON f.fleet = s.fleet
+WHERE s.n_all >= :min_hosts AND s.n_labels > 1 AND s.n_all > s.n_labels AND s.total > 0
 ORDER BY
-    explained_ratio DESC, cluster, topology_class, label, metric, params, arm, n_devices,
-    path_class, point
+    explained_ratio DESC, f.cluster, f.topology_class, s.label, f.metric, f.params, f.arm,
+    f.n_devices, f.path_class, f.point
