@@ -107,6 +107,11 @@ def test_only_hosts_wired_alike_are_peers() -> None:
     assert said(judged(TRACKS, values, hosts=mixed), "h0", "peers") is Level.UNKNOWN
 
 
+def test_a_users_command_meets_no_peers() -> None:
+    own = [replace(t, has_peers=False) for t in TRACKS]
+    assert said(judged(own, fallen(3, 3, by=0.3)), "h0", "peers") is Level.UNKNOWN
+
+
 def test_a_host_measured_alone_by_day_meets_last_nights_fleet() -> None:
     values = fallen(3, 3)
     values[3:, -1] = np.nan

@@ -11,14 +11,14 @@ import functools
 import importlib.resources
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from topobench import config_fields, yaml_strict
+from topobench import config_commands, config_fields, yaml_strict
 from topobench.config_fields import (
     BindingChoice,
     Fields,
@@ -38,6 +38,8 @@ from topobench.probes.protocol import Kind, fields_of
 from topobench.reading import MemoryPolicy, Scalar
 from topobench.retention import STANDARD, Retention
 from topobench.units import parse_count, parse_duration
+from topobench.user_command import PROBE as COMMAND
+from topobench.user_command import Definition
 from topobench.yaml_strict import Entry, Listing, Table, Text
 
 KIND = "topobench/v1"
@@ -119,6 +121,7 @@ class ClusterConfig:
         only_hosts: Names, addresses or keys of the hosts to use; empty for all.
         devices: Selected GPUs (index, UUID or its start, PCI address); empty for all.
         seed: Of the order of cells; None draws one a sweep.
+        commands: The user's own benchmarks; those among ``probes`` run.
         source: The file it came from.
     """
 
@@ -138,6 +141,7 @@ class ClusterConfig:
     budget_seconds: float | None = None
     seed: int | None = None
     retention: Retention = STANDARD
+    commands: tuple[Definition, ...] = ()
     source: str | None = field(default=None, compare=False)
 
     def expectation_for(self, host: Host) -> HostExpectation | None:
@@ -170,6 +174,7 @@ KEYS: Parsers = {
     "budget": lambda fields, node, key: fields.parsed(node, key, _budget),
     "seed": value_of(parse_count),
     "retention": config_fields.retention,
+    "commands": config_commands.commands,
 }
 """Every key of cluster.yaml and how it is read."""
 
@@ -198,6 +203,8 @@ def load(
     chosen = given.pop("probes", profile.probes)
     probes = _with_parameters(chosen, (profile.probes, file.get("probes", ()), sets))
     _check_sets(sets, probes, fields)
+    where = "--probes" if overrides.probes is not None else str(path or "probes")
+    probes = config_commands.chosen(probes, given.get("commands", ()), where, fields)
     _check_name(path, given, fields)
     if fields.mistakes:
         raise ConfigError(fields.mistakes)
@@ -262,13 +269,14 @@ def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
         "hosts": [_present(h) | ({"env": env(h.env)} if h.env else {}) for h in config.hosts],
         "only_hosts": list(config.only_hosts),
         "devices": list(config.devices),
-        "probes": [{probe.name: _probe_yaml(probe)} for probe in config.probes],
+        "probes": list(_probes_yaml(config.probes)),
         "bindings": [_binding_yaml(choice) for choice in config.bindings],
         "rings": [ring if isinstance(ring, str) else list(ring) for ring in config.rings],
         "env": env(config.env),
         "budget": _seconds_text(config.budget_seconds),
         "seed": config.seed,
         "retention": _retention_yaml(config.retention),
+        "commands": {d.name: config_commands.to_yaml(d) for d in config.commands},
     }
     # An empty list of probes, bindings or rings says something; the others say nothing.
     kept = ("probes", "bindings", "rings")
@@ -437,6 +445,16 @@ def _present(value: RayConfig | HostExpectation) -> dict[str, Any]:
     """The fields that differ from nothing said."""
     shown = {name: getattr(value, name) for name in value.__dataclass_fields__}
     return {k: dict(v) if isinstance(v, Mapping) else v for k, v in shown.items() if v}
+
+
+def _probes_yaml(probes: Sequence[ProbeChoice]) -> Iterator[dict[str, Any]]:
+    """Each probe once; the commands are described in a section of their own."""
+    names = config_commands.names_chosen(probes)
+    for probe in probes:
+        if probe.name != COMMAND:
+            yield {probe.name: _probe_yaml(probe)}
+    if names:
+        yield {COMMAND: {"command": list(names)}}
 
 
 def _probe_yaml(probe: ProbeChoice) -> dict[str, list[Any]]:

@@ -38,6 +38,8 @@ from topobench.units import format_bytes
 Timed = tuple[Case, float]
 """A case and about how long it takes, seconds without start-up."""
 UNBOUND = Arm(Binding("none"))
+GPUS = "gpus"
+"""Parameter of a user's command: which GPUs its process sees."""
 AT_ONCE = "at_once"
 """Parameter of probes that measure one GPU, or all GPUs of a host at the same time."""
 
@@ -83,6 +85,16 @@ class Choice:
         """The cases of all GPUs at once."""
         asked = "all" in self.values.get(AT_ONCE, ())
         return self.cases(at_once="all") if asked and gpus > 1 else ()
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether it runs on GPUs; a user's command says so itself."""
+        return "cuda" in self.probe.needs or self.values.get(GPUS) in (("each",), ("all",))
+
+    @property
+    def own_program(self) -> bool:
+        """Whether the user says where its program is."""
+        return any(self.values.get(k, (None,)) != (None,) for k in ("program", "folder"))
 
     def gang_sizes(self) -> tuple[int, ...]:
         """The values of ``ranks``; pairs for a collective without that parameter."""
@@ -164,7 +176,15 @@ class _Layout:
     def cells(self) -> Iterator[Cell]:
         runnable = []
         for choice in self.site.choices:
-            lack = unmet(choice.probe, self.host, self.gpus, self.site.host_count)
+            lack = unmet(
+                choice.probe,
+                self.host,
+                self.gpus,
+                self.site.host_count,
+                own_program=choice.own_program,
+            )
+            if lack is None and choice.on_gpus:
+                lack = self.gpus.lack
             if lack is not None:
                 yield self._lacking(choice, lack)
             elif choice.probe.arms is not Arms.HOST_PAIRS:  # laid out for all hosts together
@@ -177,12 +197,14 @@ class _Layout:
                 yield from self._gangs(choices)
             elif arms is Arms.PAIRS:
                 yield from self._pairs(choices)
+            elif arms is Arms.HOST:
+                yield from self._all_in_one(choices)
             else:
                 yield from self._single(choices)
 
     def _single(self, choices: Sequence[Choice]) -> Iterator[Cell]:
         """Probes of one process, on each GPU or on none."""
-        on_gpu = [c for c in choices if "cuda" in c.probe.needs]
+        on_gpu = [c for c in choices if c.on_gpus]
         for choice in on_gpu:
             yield from self._broken(choice)
         benches = [*self._gpu_benches(on_gpu)]
@@ -213,6 +235,13 @@ class _Layout:
                 yield _Bench((gpu,), 1, alone)
             if once:
                 yield _Bench((gpu,), 1, once, compared=False)
+
+    def _all_in_one(self, choices: Sequence[Choice]) -> Iterator[Cell]:
+        """Programs that drive all GPUs by themselves, in one worker that sees them."""
+        for choice in choices:
+            yield from self._broken(choice)
+        cases = [t for c in choices for t in c.cases()]
+        yield from self._benches([_Bench(self.gpus.usable, cases=cases)])
 
     def _gangs(self, choices: Sequence[Choice]) -> Iterator[Cell]:
         """Collectives: one rank for each GPU where there are several, else CPU processes."""
@@ -353,6 +382,8 @@ class _Layout:
             if isinstance(found, Refusal):
                 refused.append(found)
             else:
+                if bench.ranks == 1:  # one process: it is bound to what suits any of its GPUs
+                    found = dataclasses.replace(found, rank_bindings=())
                 arms += [_joined(found, ring) for ring in names]
             if arms and not bench.compared:
                 break
@@ -441,6 +472,8 @@ class _Layout:
 
 def _laid_out_as(choice: Choice) -> Arms:
     """Probes of the device alone are laid out beside those of bindings: workers are shared."""
+    if choice.values.get(GPUS) == ("all",):
+        return Arms.HOST
     return Arms.BINDINGS if choice.probe.arms is Arms.DEVICE else choice.probe.arms
 
 

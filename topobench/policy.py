@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from topobench import yaml_strict
-from topobench.config_fields import Fields, Parsers, value_of
+from topobench.config_fields import Fields, Parsers, strings, value_of
 from topobench.errors import ConfigError
 from topobench.yaml_strict import Table
 
@@ -58,6 +58,7 @@ class Policy:
     breaker_share: float
     breaker_hosts: int
     stale_days: int
+    peer_commands: tuple[str, ...] = ()
 
     def delta(self, unit: str) -> float | None:
         """The smallest relative change that matters in a unit; None: it is not judged."""
@@ -139,6 +140,7 @@ def _whole(least: int) -> Callable[[str], int]:
 
 _PARSERS: Parsers = {
     "version": value_of(str),
+    "peer_commands": strings,
     **{name: value_of(_number) for name in ("z", "strong", "penalty")},
     **{
         name: value_of(_share)

@@ -360,6 +360,7 @@ class Reading:
         times: When each sample was complete, in seconds since the cell's start (in a probe:
             by the monotonic clock), or empty. They go from the worker to its agent, which
             holds them against what it saw of the devices meanwhile; they are not stored.
+        better: Direction of a metric that its probe does not declare but the user; else None.
     """
 
     metric: str
@@ -367,6 +368,7 @@ class Reading:
     samples: tuple[float, ...] = ()
     point: Mapping[str, Scalar] = field(default_factory=dict)
     times: tuple[float, ...] = ()
+    better: Better | None = None
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Reading:
@@ -377,6 +379,7 @@ class Reading:
             tuple(value["samples"]),
             dict(value["point"]),
             tuple(value.get("times", ())),
+            None if value.get("better") is None else Better(value["better"]),
         )
 
 

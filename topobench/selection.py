@@ -119,9 +119,17 @@ def select_gpus(config: ClusterConfig, host: Host) -> HostGpus:
     return HostGpus(usable, broken, None if usable else broken[0][1])
 
 
-def unmet(probe: type[Probe], host: Host, gpus: HostGpus, hosts: int) -> Lack | None:
-    """What a probe needs and this host lacks; the first that is missing, GPUs before all."""
-    for need in sorted(probe.needs, key=lambda n: (n != "cuda", n)):
+def unmet(
+    probe: type[Probe], host: Host, gpus: HostGpus, hosts: int, *, own_program: bool = False
+) -> Lack | None:
+    """
+    What a probe needs and this host lacks; the first that is missing, GPUs before all.
+
+    Args:
+        own_program: The user says where its program is, so it need not be on PATH.
+    """
+    needs = [n for n in probe.needs if not (own_program and n.startswith("binary:"))]
+    for need in sorted(needs, key=lambda n: (n != "cuda", n)):
         lack = _unmet_need(need, host, gpus, hosts)
         if lack is not None:
             return lack

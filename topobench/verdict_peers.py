@@ -25,7 +25,7 @@ def among_hosts(evidence: Evidence, nights: Nights, policy: Policy) -> Flags:
     columns, carried = _stand_ins(nights, policy)
     reference, sigma = _blank(carried), _blank(carried)
     groups = _groups(
-        (evidence.hosts[t.host].group and (evidence.hosts[t.host].group, t.case, t.kind))
+        (group, t.case, t.kind) if t.has_peers and (group := evidence.hosts[t.host].group) else None
         for t in evidence.tracks
     )
     for rows in groups:
@@ -41,7 +41,9 @@ def inside_hosts(evidence: Evidence, nights: Nights, policy: Policy) -> Flags:
     columns, carried = _stand_ins(nights, policy, days=0)
     reference, sigma = _blank(carried), _blank(carried)
     groups = _groups(
-        (t.host, t.case, t.kind, len(t.devices)) if 0 < len(t.devices) <= 2 else None
+        (t.host, t.case, t.kind, len(t.devices))
+        if t.has_peers and 0 < len(t.devices) <= 2
+        else None
         for t in evidence.tracks
     )
     by_size: dict[int, list[Indices]] = defaultdict(list)

@@ -73,6 +73,7 @@ class Track:
         better: 1 or -1.
         label: For people.
         ceiling_bytes_per_second: What its path can carry, if it is a large copy.
+        has_peers: Other hosts and devices may be compared with it.
     """
 
     host: int
@@ -85,6 +86,7 @@ class Track:
     label: str
     kind: str = ""
     ceiling_bytes_per_second: float | None = None
+    has_peers: bool = True
 
 
 @dataclass(frozen=True, slots=True)

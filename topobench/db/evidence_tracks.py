@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from topobench.topology import Topology
 from topobench.units import format_bytes
+from topobench.user_command import PROBE as COMMAND
 from topobench.verdict_words import HostEvidence, Track
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 _OWN = ("rank", "device")
 """Coordinates of a point that tell devices of one run apart."""
-_SHOWN = ("op", "direction", "dtype", "model", "shape", "memory", "at_once", "ways", "sequence")
+_SHOWN = (
+    *("command", "testcase", "op", "direction", "dtype", "model", "shape", "memory", "at_once"),
+    *("ways", "sequence"),
+)
 
 
 @dataclass(slots=True)
@@ -148,6 +152,7 @@ def _track(
         label=_label(told, name, rest),
         kind=told.kind,
         ceiling_bytes_per_second=ceilings.of(told, policy) if large else None,
+        has_peers=told.probe != COMMAND or told.params.get("command") in policy.peer_commands,
     )
 
 

@@ -37,24 +37,29 @@ class Metrics:
         """Drop every id."""
         self._known.clear()
 
-    def get(self, connection: Connection, name: str, probe: str) -> StoredMetric:
+    def get(
+        self, connection: Connection, name: str, probe: str, better: Better | None = None
+    ) -> StoredMetric:
         """
         A metric, stored if it is new; its direction is the one its probe declares.
+
+        Args:
+            better: The direction that the reading itself tells.
 
         Raises:
             StoreError: The name ends in no unit.
         """
         known = self._known.get(name)
         if known is None:
-            known = self._known[name] = _stored(connection, _declared(name, probe))
+            known = self._known[name] = _stored(connection, _declared(name, probe, better))
         return known
 
 
-def _declared(name: str, probe: str) -> Metric:
+def _declared(name: str, probe: str, better: Better | None) -> Metric:
     """A metric a probe declares; one that nobody here declares has no direction."""
     found = registry.metric(probe, name)
     try:
-        return found or Metric(name, Better.NEITHER, "")
+        return found or Metric(name, Better.NEITHER if better is None else better, "")
     except ValueError as error:
         raise StoreError(f"probe {probe}: {error}") from error
 

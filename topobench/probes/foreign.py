@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import topobench
 from topobench import processes
-from topobench.errors import ProbeUnavailable
+from topobench.errors import ProbeError, ProbeUnavailable
 from topobench.processes import Process
 from topobench.reading import ReasonCode
 
@@ -42,7 +44,12 @@ class Ended:
 
 
 def run_foreign(
-    argv: Sequence[str], *, env: Mapping[str, str], timeout_seconds: float, stdout_path: Path
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    timeout_seconds: float,
+    stdout_path: Path,
+    folder: Path | None = None,
 ) -> Ended:
     """
     Run a program to its end or its time limit, then end whatever it started.
@@ -50,6 +57,7 @@ def run_foreign(
     Args:
         env: Its whole environment; the marks of our processes are added.
         stdout_path: File for its standard output; its errors go to the worker's log.
+        folder: Where it runs; None: where the worker does.
 
     Raises:
         ProbeUnavailable: The program cannot be started.
@@ -62,7 +70,7 @@ def run_foreign(
     try:
         with stdout_path.open("wb") as out:
             program = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, env={**env, **marks}
+                argv, stdin=subprocess.DEVNULL, stdout=out, env={**env, **marks}, cwd=folder
             )
     except OSError as error:
         text = f"{argv[0]} cannot be started: {error.strerror or error}"
@@ -73,6 +81,59 @@ def run_foreign(
     finally:
         _end_new(before)
     return Ended(program.wait(), timed_out, seconds)
+
+
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """
+    What a foreign program finds in its environment: the worker's, without what is ours.
+
+    Args:
+        more: On top of it.
+    """
+    own = str(Path(topobench.__file__).parent.parent)
+    found = {k: v for k, v in os.environ.items() if not k.startswith("TOPOBENCH_")}
+    path = [p for p in found.pop("PYTHONPATH", "").split(os.pathsep) if p and p != own]
+    if path:
+        found["PYTHONPATH"] = os.pathsep.join(path)
+    return {**found, **(more or {})}
+
+
+def output_text(path: Path, most_bytes: int) -> str:
+    """
+    What a program printed; bytes that are no UTF-8 are replaced.
+
+    Raises:
+        ProbeError: ``parse``: it is larger than that.
+    """
+    size = path.stat().st_size
+    if size > most_bytes:
+        text = f"its output of {size} bytes is larger than {most_bytes}; print less"
+        raise ProbeError(ReasonCode.PARSE, text)
+    return path.read_text("utf-8", errors="replace")
+
+
+def show_tail(text: str, lines: int) -> None:
+    """Put the last lines of an output into the worker's log, which is its standard output."""
+    data = "\n".join(text.splitlines()[-lines:]).encode()
+    os.write(1, data + b"\n" if data else b"")
+
+
+def check_end(name: str, ended: Ended, limit_seconds: float) -> None:
+    """
+    Refuse a program that did not end well.
+
+    Raises:
+        ProbeError: ``deadline``, ``signal`` or ``crashed``.
+    """
+    if ended.timed_out:
+        text = f"{name} was ended after {limit_seconds:.0f} s"
+        raise ProbeError(ReasonCode.DEADLINE, text)
+    if ended.code < 0:
+        names = {s.value: s.name for s in signal.Signals}
+        text = f"{name} was ended by {names.get(-ended.code, f'signal {-ended.code}')}"
+        raise ProbeError(ReasonCode.SIGNAL, text)
+    if ended.code:
+        raise ProbeError(ReasonCode.CRASHED, f"{name} ended with exit code {ended.code}")
 
 
 def _ended_within(program: subprocess.Popen[bytes], seconds: float) -> bool:

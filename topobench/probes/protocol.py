@@ -37,6 +37,7 @@ class Arms(enum.StrEnum):
     GANG = "gang"  # one worker per rank; ring and binding arms
     RANKS = "ranks"  # one worker per rank; binding arms
     HOST_PAIRS = "host_pairs"  # one worker on each of two hosts, for pairs of all hosts
+    HOST = "host"  # one worker that sees all selected GPUs of the host; binding arms
 
 
 def parameter(
@@ -151,11 +152,16 @@ def check_metrics(probe: type[Probe], readings: Iterable[Reading]) -> None:
     """
     Refuse readings whose metric the probe did not declare.
 
+    A probe with ``own_metrics`` hands on those of its user, each with its direction.
+
     Raises:
         ValueError: Names the metric and the declared ones.
     """
     declared = {m.name for m in probe.metrics}
+    own = getattr(probe, "own_metrics", False)
     for reading in readings:
+        if own and reading.better is not None:
+            continue
         if reading.metric not in declared:
             raise ValueError(
                 f"probe {probe.name} gave the undeclared metric {reading.metric!r}; "

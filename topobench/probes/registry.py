@@ -32,6 +32,9 @@ PROBES = {
     "send_recv": "topobench.probes.collectives:SendRecv",
     "ring_p2p": "topobench.probes.ring_p2p:RingP2p",
     "host_network": "topobench.probes.host_network:HostNetwork",
+    "nvbandwidth": "topobench.probes.nvbandwidth:Nvbandwidth",
+    "nccl_tests": "topobench.probes.nccl_tests:NcclTests",
+    "command": "topobench.probes.command:Command",
 }
 
 

@@ -25,6 +25,9 @@ CPU_NODE = "CPU node"
 MEMORY_NODE = "memory node"
 """Dimensions beside the parameters: the alternative, the GPU or host, the NUMA nodes."""
 
+_UNSHOWN = frozenset({"definition"})
+"""Parameters too long for a table; their digest stands beside them."""
+
 Key = tuple[Scalar, ...]
 
 
@@ -208,7 +211,8 @@ def _share(width: float, middle: float) -> float | None:
 
 def _dimensions(cell: Mapping[str, Any], matrix: bool, places: Places) -> dict[str, Scalar]:
     """Parameters, then where, then the arm."""
-    found: dict[str, Scalar] = {**cell["params"], "ranks": cell["ranks"]}
+    params = {k: v for k, v in cell["params"].items() if k not in _UNSHOWN}
+    found: dict[str, Scalar] = {**params, "ranks": cell["ranks"]}
     if places.hardware:
         found["hardware"] = places.hardware.get(cell["host"])
     if unit := places.unit(cell):
