@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ STYLES = {
 """Answers, worst first, and their colour."""
 _ROWS = 40
 """Rows of a rule's table; the JSON document holds all."""
+_PASSED = 8
+"""Rows of a table up to which answers that passed are shown one by one."""
 
 
 def render_accept(data: Document) -> RenderableType:
@@ -93,11 +96,14 @@ def _parts(data: Document) -> Iterator[RenderableType]:
         yield Prose(head, indent=0, style=STYLES[rule["answer"]])
         yield Prose(conditions(rule), style="dim")
         yield Prose(requirement(rule), style="dim")
-        yield _table(rule)
+        shown = _shown(rule)
+        yield _table(rule, shown)
         yield from _reasons(rule)
-        hidden = len(rule["answers"]) - _ROWS
-        if hidden > 0:
-            yield Prose(f"and {hidden} more; --format json and --html list all")
+        hidden = collections.Counter(a["answer"] for a in rule["answers"])
+        hidden.subtract(a["answer"] for a in shown)
+        more = [f"{hidden[word]} {word}" for word in STYLES if hidden[word]]
+        if more:
+            yield Prose(f"and {', '.join(more)} more; --format json and --html list all")
     for warning in data["warnings"]:
         yield Prose(f"warning: {clean(warning)}", indent=0, style="yellow")
     yield Text("")
@@ -105,8 +111,14 @@ def _parts(data: Document) -> Iterator[RenderableType]:
     yield Text(f"{data['answer']}: {counts}", style=f"bold {STYLES[data['answer']]}")
 
 
-def _table(rule: Document) -> RenderableType:
-    answers: Sequence[Document] = rule["answers"][:_ROWS]
+def _shown(rule: Document) -> Sequence[Document]:
+    """What did not pass; and what did, where there is little of it."""
+    rest = [a for a in rule["answers"] if a["answer"] != "pass"][:_ROWS]
+    passed = [a for a in rule["answers"] if a["answer"] == "pass"]
+    return [*rest, *passed[: max(0, _PASSED - len(rest))]]
+
+
+def _table(rule: Document, answers: Sequence[Document]) -> RenderableType:
     metric = rule["metric"]
     columns = [
         Column("on"),
