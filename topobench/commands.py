@@ -172,6 +172,7 @@ def _agents(config: ClusterConfig, sweep_id: str, *, lock: bool = True) -> Itera
             require_token=config.ray.require_token,
             ship=config.ray.ship,
             lock=lock,
+            idle=config.idle,
         ) as connection:
             yield connection
 

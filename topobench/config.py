@@ -31,7 +31,7 @@ from topobench.config_fields import (
     value_of,
 )
 from topobench.errors import ConfigError
-from topobench.host import Host
+from topobench.host import BUSY_OR_NOT, Host, Idle
 from topobench.masking import MASK, mask_urls
 from topobench.probes import registry
 from topobench.probes.protocol import Kind, fields_of
@@ -141,6 +141,7 @@ class ClusterConfig:
     budget_seconds: float | None = None
     seed: int | None = None
     retention: Retention = STANDARD
+    idle: Idle = BUSY_OR_NOT
     commands: tuple[Definition, ...] = ()
     source: str | None = field(default=None, compare=False)
 
@@ -173,6 +174,7 @@ KEYS: Parsers = {
     "env": config_fields.environment,
     "budget": lambda fields, node, key: fields.parsed(node, key, _budget),
     "seed": value_of(parse_count),
+    "idle": config_fields.idle,
     "retention": config_fields.retention,
     "commands": config_commands.commands,
 }
@@ -275,6 +277,7 @@ def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
         "env": env(config.env),
         "budget": _seconds_text(config.budget_seconds),
         "seed": config.seed,
+        "idle": _idle_yaml(config.idle),
         "retention": _retention_yaml(config.retention),
         "commands": {d.name: config_commands.to_yaml(d) for d in config.commands},
     }
@@ -284,6 +287,13 @@ def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
     return yaml.safe_dump(
         shown, sort_keys=False, allow_unicode=True, width=100, default_flow_style=None
     )
+
+
+def _idle_yaml(idle: Idle) -> dict[str, Any] | None:
+    if idle == BUSY_OR_NOT:
+        return None
+    shown = {"busy": idle.busy.value, "wait": _seconds_text(idle.wait_seconds), "load": idle.load}
+    return {key: value for key, value in shown.items() if value is not None}
 
 
 def _retention_yaml(retention: Retention) -> dict[str, str | None] | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from topobench.errors import UsageError
+from topobench.host import Busy, Idle
 from topobench.probes import registry
 from topobench.probes.protocol import Kind, fields_of
 from topobench.reading import MemoryPolicy, Scalar
@@ -247,6 +248,24 @@ def ray(fields: Fields, node: Node, key: str) -> RayConfig:
         "require_token": value_of(parse_flag),
     }
     return RayConfig(**fields.section(fields.table(node, key), parsers, f"{key}."))
+
+
+def idle(fields: Fields, node: Node, key: str) -> Idle:
+    """The ``idle`` table."""
+    parsers: Parsers = {
+        "busy": lambda f, n, k: f.parsed(n, k, lambda text: Busy(one_of(tuple(Busy))(text))),
+        "wait": value_of(parse_duration),
+        "load": value_of(_load),
+    }
+    found = fields.section(fields.table(node, key), parsers, f"{key}.")
+    return Idle(**{{"wait": "wait_seconds"}.get(name, name): v for name, v in found.items()})
+
+
+def _load(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1000:
+        raise ValueError(f"{text!r} is no load; expected a number such as 0.5")
+    return value
 
 
 def retention(fields: Fields, node: Node, key: str) -> Retention:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,33 @@ from typing import Any
 from topobench.reading import to_json
 from topobench.sku import sku_name
 from topobench.topology import Topology, parse_cpu_list
+
+
+class Busy(enum.StrEnum):
+    """What becomes of a host on which somebody else is at work."""
+
+    MEASURE = "measure"
+    SKIP = "skip"
+    WAIT = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """
+    Which hosts count as busy, and what then.
+
+    Args:
+        wait_seconds: How long to wait for an idle host before it is skipped.
+        load: Load a CPU above which a host is busy; None does not look at it.
+    """
+
+    busy: Busy = Busy.MEASURE
+    wait_seconds: float = 600.0
+    load: float | None = None
+
+
+BUSY_OR_NOT = Idle()
+"""Every host is measured."""
 
 
 @dataclass(frozen=True, slots=True)

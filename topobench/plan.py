@@ -29,7 +29,7 @@ from topobench.reading import Cell, ReasonCode, Status, to_json
 from topobench.selection import absent_hosts, check_devices, select_hosts
 from topobench.sku import sku_name
 from topobench.topology import parse_cpu_list
-from topobench.units import format_span
+from topobench.units import format_bytes, format_span
 
 CPU_START_SECONDS = 2.5
 GPU_START_SECONDS = 4.0
@@ -37,6 +37,10 @@ GPU_START_SECONDS = 4.0
 From launching a worker to its first cell: the interpreter, torch, the CUDA context. The first of
 a host takes 2 to 3 s more, until torch's files are in the page cache.
 """
+
+
+LEAST_DISK_BYTES = 1 << 30
+"""Of a host's folder for temporary files: with less, logs and spools may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +267,9 @@ def _host_warnings(
         allowed = len(allowed_cpus(host.topology))
         if allowed < online:
             yield f"{host.name}: {allowed} of {online} CPUs may be used; bindings are cut to them"
+        free = host.facts.free_disk_bytes
+        if free is not None and free < LEAST_DISK_BYTES:
+            yield f"{host.name}: {format_bytes(free)} of disk left for temporary files and logs"
         expected, found = _expected_gpus(config, host), _whole_gpus(host)
         if expected not in (None, found):
             yield f"{host.name}: {expected} GPUs expected, {found} found"

@@ -28,7 +28,7 @@ from topobench import processes
 from topobench.agents import handshake
 from topobench.agents.service import HostRequest, HostService
 from topobench.errors import AgentError, RefusedError, TopobenchError
-from topobench.host import Host
+from topobench.host import BUSY_OR_NOT, Host, Idle
 from topobench.reading import Cell, Run, to_json
 
 PULSE_SECONDS = 2.0
@@ -300,6 +300,7 @@ def connect(
     require_token: bool = False,
     ship: bool = False,
     lock: bool = True,
+    idle: Idle = BUSY_OR_NOT,
 ) -> Iterator[Connection]:
     """
     Put an agent on every host and close them all at the end.
@@ -311,6 +312,7 @@ def connect(
         env: The site's environment for workers on every host.
         ship: Send our package to the hosts, whatever is installed there.
         lock: False for a look that measures nothing.
+        idle: What to do with hosts on which somebody else is at work.
 
     Raises:
         AgentError: Ray cannot be started or reached, or no host could take part.
@@ -318,7 +320,7 @@ def connect(
     """
     carried = _shipped() if ship and address != "local" else {}
     with _ray(address, sweep, require_token, options or {}, carried):
-        base = HostRequest(sweep=sweep, env=dict(env or {}), lock=lock)
+        base = HostRequest(sweep=sweep, env=dict(env or {}), lock=lock, idle=idle)
         targets, missing = _targets(base, hosts, address)
         agents, failures = _start(targets)
         try:
@@ -475,7 +477,8 @@ def _targets(
             missing.append(Failure(wanted.address, text))
         else:
             env = {**base.env, **wanted.env}
-            targets.append(_target(node, replace(wanted, env=env, lock=base.lock)))
+            settled = replace(wanted, env=env, lock=base.lock, idle=base.idle)
+            targets.append(_target(node, settled))
     return targets, missing
 
 
@@ -506,7 +509,8 @@ def _start(targets: Sequence[Target]) -> tuple[list[RayAgent], list[Failure]]:
     refused: list[TopobenchError] = []
     for target, actor, answer in waiting:
         try:
-            host = Host.from_json(ray.get(answer, timeout=DESCRIBE_SECONDS))
+            patience = DESCRIBE_SECONDS + target.request.idle.wait_seconds
+            host = Host.from_json(ray.get(answer, timeout=patience))
             agents.append(RayAgent(host, actor))
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else None

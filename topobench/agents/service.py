@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from topobench import validity
-from topobench.agents import preflight
+from topobench.agents import idle, preflight
 from topobench.agents.conditions.monitor import Monitor
+from topobench.agents.conditions.nvml_counters import Session
 from topobench.agents.discover import discover
 from topobench.agents.host_lock import HostLock
 from topobench.agents.launch import Launcher
 from topobench.agents.part import Part, own_share
-from topobench.host import Host
+from topobench.host import BUSY_OR_NOT, Host, Idle
 from topobench.reading import Cell, Run
 from topobench.topology import Topology
 
@@ -35,6 +36,7 @@ class HostRequest:
         address: As the cluster knows the host; the last resort for a key.
         env: The site's environment for workers (cluster and host blocks).
         lock: False for a look that measures nothing (``plan``, ``topo show``).
+        idle: What to do where somebody else is at work.
     """
 
     sweep: str
@@ -44,6 +46,7 @@ class HostRequest:
     labels: Mapping[str, str] = field(default_factory=dict)
     interface: str | None = None
     lock: bool = True
+    idle: Idle = BUSY_OR_NOT
 
 
 class HostService:
@@ -66,15 +69,17 @@ class HostService:
 
     def describe(self) -> Host:
         """
-        Lock the host, discover it and say what it can run.
+        Lock the host, discover it and say what it can run, once it may be measured.
 
         Raises:
-            RefusedError: Another sweep holds the host.
+            RefusedError: Another sweep holds the host, or somebody else is at work there.
         """
         if self._request.lock and self._lock is None:
             self._lock = HostLock(sweep=self._request.sweep)
             self._lock.acquire()
         host = describe_host(self._request)
+        if self._request.lock:
+            self._wait_until_idle(host.topology)
         self._topology = host.topology
         self._log_dir = _log_folder(self._lock)
         self._launcher = Launcher(
@@ -122,6 +127,14 @@ class HostService:
     def lose(self, cell: str, text: str, seconds: float) -> None:
         """Say that another part of a cell's gang is lost."""
         self._meeting_part().meeting.lose(cell, text, seconds)
+
+    def _wait_until_idle(self, topology: Topology) -> None:
+        session = Session()
+        wanted, sweep = self._request.idle, self._request.sweep
+        try:
+            idle.require(wanted, lambda: idle.occupants(topology, session, wanted, sweep=sweep))
+        finally:
+            session.close()
 
     def _meeting_part(self) -> Part:
         if self._part is None:

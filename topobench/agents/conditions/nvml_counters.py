@@ -227,6 +227,11 @@ class GpuReader:
             return None
         return [GpuProcess(int(p.pid), getattr(p, "usedGpuMemory", None)) for p in running]
 
+    def utilisation_percent(self) -> int | None:
+        """Share of the last moment in which a kernel ran."""
+        found = self._ask("utilisation", "DeviceGetUtilizationRates")
+        return None if found is None else int(found.gpu)
+
     def used_memory(self) -> int | None:
         """Bytes in use, without what the driver keeps for itself where that is told apart."""
         version = getattr(self._library, "nvmlMemory_v2", None)
