@@ -5,14 +5,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-import made_fleet
 from needs import BY_MARK
 from postgres import Server, start
-from querying import Fleet
-from topobench.db.store import Store
+
+if TYPE_CHECKING:
+    from querying import Fleet
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,6 +59,10 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def _made(url: str) -> Iterator[Fleet]:
+    import made_fleet  # most sessions need no database, which is slow to import
+    from querying import Fleet
+    from topobench.db.store import Store
+
     with Store.open(url) as store:
         yield Fleet(store, url, made_fleet.fill(store))
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from made_fleet import BUSBW, DAY, HOSTS, MIB, NEW, OLD, RINGS, copy_speed, launch_seconds
 from querying import Fleet, Rows, pick
+from storing import begin, cell, host, reading, run
+from topobench.db.store import Store
 
 COPIES = {key: copy_speed(key, 3) for key in HOSTS}
 LARGE = '{"bytes":67108864,"direction":"h2d","memory":"pinned"}'
@@ -262,3 +266,37 @@ def test_the_numa_tax_of_a_cluster_is_the_median_of_its_hosts(fleet: Fleet) -> N
     assert taxes[0]["tax_lo"] == near(1 - 0.8 * 1.01 / 0.99)
     assert taxes[0]["tax_hi"] == near(1 - 0.8 * 0.99 / 1.01)
     assert taxes[0]["mde_ratio"] is None
+
+
+def test_peers_are_of_one_source_and_of_one_month(store_url: str) -> None:
+    """A host measured long ago, an import and a demo say nothing about today's hosts."""
+    with Store.open(store_url) as store:
+        for key, speed, started, more in (
+            ("old", 1.0, "2026-11-02T01:00:00.000000Z", {}),
+            ("a", 4.0, "2026-12-20T01:00:00.000000Z", {}),
+            ("b", 6.0, "2026-12-21T01:00:00.000000Z", {}),
+            ("c", 99.0, "2026-12-21T01:00:00.000000Z", {"synthetic": True}),
+            ("d", 99.0, "2026-12-21T01:00:00.000000Z", {"source": "import:nvbandwidth"}),
+        ):
+            planned = cell(host=key)
+            begin(store, planned, hosts=[host(key, health=key)], started_at=started, **more)
+            store.put_run(replace(run(planned, reading(speed)), started_at=started))
+        with store.engine.connect() as connection:
+            rows = connection.execute(
+                sa.text("SELECT host, n_peers, peer_median, effect_ratio FROM v_peer ORDER BY host")
+            ).all()
+            jobs = connection.execute(
+                sa.text("SELECT host, place, speed_ratio FROM v_straggler ORDER BY host")
+            ).all()
+    assert [tuple(r) for r in rows] == [
+        ("a", 2, 5.0, near(-0.2)),
+        ("b", 2, 5.0, near(0.2)),
+        ("c", 1, 99.0, 0.0),
+        ("d", 1, 99.0, 0.0),
+    ]
+    assert [tuple(r) for r in jobs] == [
+        ("a", 1, near(0.8)),
+        ("b", 2, near(1.2)),
+        ("c", 1, 1.0),
+        ("d", 1, 1.0),
+    ]

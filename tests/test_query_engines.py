@@ -60,6 +60,18 @@ def test_every_query_has_rows_to_compare(sqlite_fleet: Fleet) -> None:
     assert empty == []
 
 
+def test_every_answer_tells_how_many_how_old_and_whose(sqlite_fleet: Fleet) -> None:
+    """And an interval beside each median; the roll-up alone keeps none."""
+    for query in list_queries():
+        columns = sqlite_fleet.answer(query.name, **typed(query)).columns
+        assert {"age_seconds", "source", "synthetic"} <= set(columns), query.name
+        assert [c for c in columns if c == "n" or c.startswith("n_")], query.name
+        if "median" in columns and query.name != "history":
+            assert [c for c in columns if c.endswith("ci_lo")], query.name
+            assert [c for c in columns if c.endswith("ci_hi")], query.name
+            assert "ci_level" in columns, query.name
+
+
 @pytest.mark.postgres
 def test_postgresql_answers_every_query_as_sqlite_does(
     sqlite_fleet: Fleet, postgres_fleet: Fleet

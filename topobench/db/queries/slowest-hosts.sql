@@ -38,14 +38,21 @@ WITH per_host AS (
 ), middle AS (
     SELECT
         cluster, sku, case_id, arm, n_devices, n_ranks, metric, point, source, synthetic,
-        avg(value) AS middle
+        avg(CASE WHEN 2 * place BETWEEN n_hosts AND n_hosts + 2 THEN value END) AS middle,
+        max(CASE WHEN 2 * place <= n_hosts
+            AND (n_hosts + 1 - 2 * place) * (n_hosts + 1 - 2 * place) >= 3.8416 * n_hosts
+            THEN value END) AS ci_lo,
+        min(CASE WHEN 2 * place > n_hosts
+            AND (n_hosts + 1 - 2 * place) * (n_hosts + 1 - 2 * place) >= 3.8416 * n_hosts
+            THEN value END) AS ci_hi
     FROM placed
-    WHERE 2 * place BETWEEN n_hosts AND n_hosts + 2
     GROUP BY cluster, sku, case_id, arm, n_devices, n_ranks, metric, point, source, synthetic
 )
 SELECT
     p.cluster, p.sku, p.host, p.probe, p.params, p.arm, p.metric, p.unit, p.value AS median,
-    m.middle AS sku_median, p.better * (p.value - m.middle) / m.middle AS effect_ratio,
+    m.middle AS sku_median, m.ci_lo AS sku_ci_lo, m.ci_hi AS sku_ci_hi,
+    CASE WHEN p.n_hosts >= 6 THEN 'between' END AS ci_level,
+    p.better * (p.value - m.middle) / m.middle AS effect_ratio,
     p.n_hosts, p.n_processes, p.n, :now - p.oldest AS age_seconds, p.source, p.synthetic
 FROM placed p
 JOIN middle m

@@ -5,9 +5,11 @@
 -- param source text = probe: of whom; import:% for imported results, % for all
 -- param since time = 30d: only sweeps begun since
 -- param now moment = now: ages are counted up to here
+-- n: cells of that probe and host that failed for the same reason.
 SELECT
     cl.name AS cluster, h.name AS host, pc.probe, pc.params, c.arm, ds.label AS devices,
-    c.status, c.reason_code, c.reason, c.attempt, r.duration_seconds, sw.uuid AS sweep,
+    c.status, c.reason_code, c.reason, c.attempt, r.duration_seconds,
+    count(*) OVER (PARTITION BY h.id, pc.probe, c.reason_code) AS n, sw.uuid AS sweep,
     sw.started_at, :now - sw.started_unix_seconds AS age_seconds, s.source, s.synthetic
 FROM sweep sw
 JOIN cell c ON c.sweep_id = sw.id
