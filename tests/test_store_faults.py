@@ -1,0 +1,237 @@
+"""What breaks around a store: full disks, killed writers, servers that go, half-copied files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from postgres import Server
+from storing import at_revision, begin, cell, count, host, reading, run
+from topobench.db import migrate, schema
+from topobench.db.engine import make_engine, parse_url, writing
+from topobench.db.recorder import Recorder
+from topobench.db.spool import import_spool
+from topobench.db.store import Store
+from topobench.errors import StoreUnreachable
+
+OLDER = migrate.older()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a file system of its own needs root that may mount")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.root
+def test_a_disk_that_fills_up_loses_no_run(small_disk: Path, tmp_path: Path) -> None:
+    """What fits stays readable, the rest is spooled elsewhere and comes in once there is room."""
+    url = f"sqlite:///{small_disk}/topobench.db"
+    ballast = small_disk / "ballast"
+    cells = [cell(process_no=n) for n in range(6)]
+    warned: list[str] = []
+    spool = tmp_path / "spool"
+    with Recorder.open(url, folder=spool, warn=warned.append) as recorder:
+        sweep = begin(recorder, *cells)
+        recorder.put_run(run(cells[0], reading(1.0)))
+        with ballast.open("wb") as file, contextlib.suppress(OSError):
+            while file.write(b"x" * 65536):
+                file.flush()
+        for planned in cells[1:]:
+            recorder.put_run(run(planned, reading(2.0, samples=[2.0] * 20_000)))
+        assert recorder.spooled
+        recorder.end_sweep(sweep)
+    assert any("make room on the disk" in w or "look at the disk" in w for w in warned)
+    ballast.unlink()
+    with Store.open(url) as store:
+        assert store.sweep_document(sweep)["cells"][0]["readings"][0]["median"] == 1.0
+        import_spool(store, spool)
+        assert store.sweep_document(sweep)["counts"] == {"ok": 6}
+        assert count(store, "run") == 6
+
+
+_WRITE = """
+import sys
+sys.path.insert(0, "tests")
+from storing import begin, cell, reading, run
+from topobench.db.store import Store
+cells = [cell(process_no=n) for n in range(400)]
+with Store.open(sys.argv[1]) as store:
+    begin(store, *cells)
+    for planned in cells:
+        store.put_run(run(planned, *[reading(1.0, samples=[1.0] * 500) for _ in range(4)]))
+        print("stored", flush=True)
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_whole_runs(store_url: str) -> None:
+    """What it said was stored is there; of the run it was storing all or nothing is."""
+    told = 0
+    child = subprocess.Popen(
+        [sys.executable, "-c", _WRITE, store_url],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parent.parent,
+    )
+    assert child.stdout is not None
+    with child:
+        while told < 15 and child.stdout.readline():
+            told += 1
+        child.send_signal(signal.SIGKILL)
+        told += len(child.stdout.read().splitlines())
+    with Store.open(store_url) as store:
+        runs = count(store, "run")
+        assert told <= runs <= told + 1
+        assert (count(store, "reading"), count(store, "sample")) == (4 * runs, 4 * runs)
+        assert store.sweep_document()["counts"] == {"ok": runs, "planned": 400 - runs}
+        again = cell()
+        begin(store, again)
+        assert str(store.put_run(run(again, reading(1.0)))) == "stored"
+
+
+def test_a_file_copied_without_its_log_is_an_earlier_state(tmp_path: Path) -> None:
+    """Whole and readable; what only the log held is missing, and importing brings it in."""
+    cells = [cell(process_no=n) for n in range(2)]
+    late = run(cells[1], reading(2.0))
+    copy = tmp_path / "copy.db"
+    with Store.open(f"sqlite:///{tmp_path}/x.db") as store:
+        begin(store, *cells)
+        store.put_run(run(cells[0], reading(1.0)))
+        with store.engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        store.put_run(late)
+        copy.write_bytes((tmp_path / "x.db").read_bytes())
+        with Store.open(f"sqlite:///{copy}") as copied:
+            assert copied.sweep_document()["counts"] == {"ok": 1, "planned": 1}
+            assert str(copied.put_run(late)) == "stored"
+
+
+def test_two_stores_of_one_database_take_turns(store_url: str) -> None:
+    """Two writers in threads of their own: every run once, nobody gives up."""
+    cells = [cell(process_no=n) for n in range(60)]
+    failures: list[BaseException] = []
+
+    def write(own: list[Any]) -> None:
+        try:
+            with Store.open(store_url) as store:
+                for planned in own:
+                    store.put_run(run(planned, reading(1.0)))
+        except BaseException as error:
+            failures.append(error)
+
+    with Store.open(store_url) as store:
+        begin(store, *cells)
+        threads = [threading.Thread(target=write, args=(cells[n::2],)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert store.sweep_document()["counts"] == {"ok": 60}
+
+
+@pytest.mark.postgres
+def test_a_server_lost_in_mid_commit_leaves_the_run_once(
+    postgres_server: Server, postgres_url: str
+) -> None:
+    """
+    The writer cannot know whether its commit went through; asking again by UUID settles it.
+
+    Commits wait for a standby that never comes, so that the server is stopped inside one.
+    """
+    planned = cell()
+    done = run(planned, reading(1.0))
+    caught: list[BaseException] = []
+
+    def put(store: Store) -> None:
+        try:
+            store.put_run(done)
+        except StoreUnreachable as error:
+            caught.append(error)
+
+    with Store.open(postgres_url) as store:
+        begin(store, planned)
+        with postgres_server.admin() as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+            connection.execute("SELECT pg_reload_conf()")
+        try:
+            thread = threading.Thread(target=put, args=(store,))
+            thread.start()
+            _wait_for_commit(postgres_server)
+            postgres_server.halt()
+        finally:
+            thread.join(60)
+            auto = postgres_server.folder / "postgresql.auto.conf"
+            auto.write_text("")
+            postgres_server.resume()
+        assert len(caught) == 1
+        outcome = str(store.put_run(done))
+        assert outcome == "already stored"  # it was on disk; only the answer was lost
+        assert (count(store, "run"), count(store, "reading")) == (1, 1)
+
+
+def _wait_for_commit(server: Server) -> None:
+    deadline = time.monotonic() + 60
+    with server.admin() as connection:
+        while time.monotonic() < deadline:
+            query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            row = connection.execute(query).fetchone()
+            if row and row[0]:
+                return
+            time.sleep(0.05)
+    pytest.fail("no commit waits for the standby")
+
+
+@pytest.mark.parametrize("revision", OLDER)
+def test_a_store_of_any_earlier_schema_is_upgraded_with_its_data(
+    tmp_path: Path, revision: str
+) -> None:
+    """After a copy of it; its numbers, views and nights are there, and it goes on."""
+    path = tmp_path / "topobench.db"
+    sweep = at_revision(path, revision)
+    with Store.open(f"sqlite:///{path}") as store:
+        assert (tmp_path / f"topobench.db.before-upgrade-from-{revision}").exists()
+        with store.engine.connect() as connection:
+            names = connection.execute(sa.select(schema.host.c.name)).scalars().all()
+            assert names == ["k1"]
+            rolled = connection.execute(sa.select(schema.night_rollup.c.median)).scalars().all()
+            latest = connection.execute(sa.text("SELECT median FROM v_latest")).scalars().all()
+        if revision != "0001":  # hosts alone
+            assert store.sweep_document(sweep)["cells"][0]["readings"][0]["median"] == 7.0
+            assert (rolled, latest) == ([7.0], [7.0])
+        planned = cell()
+        begin(store, planned, hosts=[host(gpus=1)], day=3)
+        assert str(store.put_run(run(planned, reading(8.0), day=3))) == "stored"
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("revision", OLDER)
+def test_an_earlier_schema_on_a_server_is_upgraded(postgres_url: str, revision: str) -> None:
+    engine = make_engine(parse_url(postgres_url))
+    with writing(engine) as connection:
+        migrate._run_alembic(connection, migrate.SCRIPTS, revision)
+        connection.execute(
+            sa.text("INSERT INTO sku (name, gpu_model) VALUES ('h200-sxm8', 'NVIDIA H200')")
+        )
+    engine.dispose()
+    with Store.open(postgres_url) as store:
+        assert count(store, "sku") == 1
+        planned = cell()
+        begin(store, planned)
+        assert str(store.put_run(run(planned, reading(8.0)))) == "stored"
