@@ -42,7 +42,7 @@ Values = NDArray[np.float64]
 
 def tracks(hosts: int, cases: int, gpus: int = 0) -> tuple[Track, ...]:
     """One metric of each case; of each GPU where there are any."""
-    devices = [(f"GPU-{g}",) for g in range(gpus)] or [()]
+    devices: list[tuple[str, ...]] = [(f"GPU-{g}",) for g in range(gpus)] or [()]
     return tuple(
         Track(h, h * cases + c, f"case {c}", d, "bandwidth_bytes_per_second", "B/s", 1, f"case {c}")
         for h in range(hosts)

@@ -153,6 +153,10 @@ def test_the_last_sweep_of_a_day_counts_so_a_repair_shows_at_once(url: str) -> N
         night(store, 4, only=1, second=1200)
     again = judging.check(url)
     assert levels(again.data) == {"h0": "degraded"}  # two bad nights, one good
+    assert again.warnings == [
+        "8 of the cluster's hosts that were measured in the last 14 days are not in this sweep, "
+        "and are not judged: h1, h2, h3, h4, h5, h6, h7, h8"
+    ]
     with Store.open(url) as store:
         night(store, 5)
     assert levels(judging.check(url).data)["h0"] == "ok"
@@ -307,6 +311,13 @@ def test_whatever_keeps_check_from_judging_is_three(
     assert cli.main(["check", "--store", url]) == 3
     Store.open(url).close()
     assert document(capsys, "check", "--store", url)["error"]["type"] == "NotFound"
+    with Store.open(url) as store:
+        store.begin_sweep(
+            id=storing.new_id(), cluster="lab", profile="quick", trigger="cron", seed=1,
+            tool_version="0.1.0", started_at=storing.at(0),
+        )  # fmt: skip
+    empty = document(capsys, "check", "--store", url)
+    assert (empty["exit_code"], empty["data"]["subjects"]) == (3, [])
     rules = tmp_path / "p.yaml"
     rules.write_text("z: none\nnight: 3\n")
     assert cli.main(["check", "--store", url, "--policy", str(rules)]) == 3
@@ -338,3 +349,24 @@ def test_an_import_and_a_synthetic_sweep_do_not_mix_with_what_was_measured(url: 
         storing.begin(store, hosts=[with_driver(machine(0), "580.95")], day=3, synthetic=True)
         night(store, 4, only=1)
         assert rows(store, schema.change_event) == []
+
+
+def test_the_planted_faults_of_a_demo_fleet_are_found_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nine hosts and six nights: a slow host from the fifth on, a slow GPU, half a link tonight."""
+    effects = "slow-host=h03:4%@5,slow-gpu=h06/2:14%@1,degraded-link=h09@6"
+    made = tmp_path / "demo.db"
+    flags = ["--hosts", "9", "--days", "6", "--effects", effects, "--store", str(made)]
+    assert cli.main(["demo", *flags]) == 0
+    capsys.readouterr()
+    with Store.open(f"sqlite:///{made}") as store:
+        sweep = next(s for s in store.sweeps(50) if s["cluster"] == "synthetic-sxm")["id"]
+    found = document(capsys, "check", sweep, "--store", f"sqlite:///{made}")
+    assert found["data"]["synthetic"]
+    bad = {n: v for n, v in levels(found["data"]).items() if v not in ("ok", "learning")}
+    assert bad == {"h03": "fail", "h06": "fail", "h09": "fail"}
+    told = next(s for s in found["data"]["subjects"] if s["name"] == "h03")
+    assert "peers and its own history agree on" in told["checks"][-1]["reason"]
+    named = {(s["name"], s["device_name"]) for s in found["data"]["subjects"] if s["device"]}
+    assert named == {("h06", "gpu:2"), ("h09", "gpu:0")}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from topobench.policy import Policy
 
 _CODES = {Level.DEGRADED: 1, Level.FAIL: 2, Level.UNKNOWN: 3}
+_MOST_NAMED = 10
 Acks = Mapping[str, Mapping[str, Any]]
 
 
@@ -57,9 +58,13 @@ def check(
     data = check_document(judgement, loaded.evidence, rules, acks, digest)
     data["sweep"], data["cluster"] = loaded.sweep, loaded.cluster
     data["synthetic"] = loaded.synthetic
-    code = exit_code(judgement, acks)
+    warnings = _warnings(loaded.evidence, rules)
     return Outcome(
-        data, lambda: render_check(data), exit_code=code, status=_status(judgement, acks)
+        data,
+        lambda: render_check(data, warnings),
+        exit_code=exit_code(judgement, acks),
+        status=_gravest(judgement, acks).value,
+        warnings=warnings,
     )
 
 
@@ -93,12 +98,15 @@ def exit_code(judgement: Judgement, acks: Acks) -> int:
     """
     0 ok (also watch, learning), 1 degraded or an incident, 2 fail, 3 unknown.
 
-    Hosts that are acknowledged do not count. Anything found beats what could not be judged.
+    Hosts that are acknowledged do not count. Anything found beats what could not be judged;
+    a sweep without a host judges nothing.
     """
     return _CODES.get(_gravest(judgement, acks), 0)
 
 
 def _gravest(judgement: Judgement, acks: Acks) -> Level:
+    if not judgement.subjects:
+        return Level.UNKNOWN
     levels = [s.level for s in judgement.subjects if s.host not in acks]
     if judgement.incidents:
         levels.append(Level.DEGRADED)
@@ -108,8 +116,17 @@ def _gravest(judgement: Judgement, acks: Acks) -> Level:
     return gravest
 
 
-def _status(judgement: Judgement, acks: Acks) -> str:
-    return _gravest(judgement, acks).value
+def _warnings(evidence: Evidence, rules: Policy) -> list[str]:
+    """Hosts that nights before had and this sweep has not: nobody judged them."""
+    oldest = evidence.as_of_day - rules.stale_days
+    missing = [h.name for h in evidence.hosts if not h.is_subject and (h.seen_day or 0) >= oldest]
+    if not missing:
+        return []
+    named = ", ".join(missing[:_MOST_NAMED]) + (" ..." if len(missing) > _MOST_NAMED else "")
+    return [
+        f"{len(missing)} of the cluster's hosts that were measured in the last {rules.stale_days} "
+        f"days are not in this sweep, and are not judged: {named}"
+    ]
 
 
 def inputs_digest(evidence: Evidence) -> str:

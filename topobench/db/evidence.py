@@ -189,7 +189,9 @@ def _hosts(connection: Connection, window: _Window) -> tuple[list[HostEvidence],
             )
         )
     for row in _peer_rows(connection, window, set(ids)):
-        hosts.append(HostEvidence(row.key, row.name, row.shape, None, is_subject=False))
+        seen = window.sweeps[row.sweep_id][0]
+        peer = HostEvidence(row.key, row.name, row.shape, None, seen_day=seen, is_subject=False)
+        hosts.append(peer)
         ids.append(row.id)
     return hosts, ids
 

@@ -22,12 +22,12 @@ _FOUND = ("fail", "degraded", "watch")
 _MOST_QUIET = 20
 
 
-def render_check(data: Document) -> RenderableType:
+def render_check(data: Document, warnings: Sequence[str] = ()) -> RenderableType:
     """The verdicts of a sweep (``data`` of ``topobench check --format json``)."""
-    return Group(*_check(data))
+    return Group(*_check(data, warnings))
 
 
-def _check(data: Document) -> Iterator[RenderableType]:
+def _check(data: Document, warnings: Sequence[str]) -> Iterator[RenderableType]:
     subjects = sorted(data["subjects"], key=lambda s: (-SEVERITY[Level(s["level"])], s["name"]))
     yield Text(
         f"Verdicts on sweep {clean(data['sweep'])[:8]}, cluster {clean(data['cluster'])}, as of "
@@ -37,6 +37,8 @@ def _check(data: Document) -> Iterator[RenderableType]:
     )
     for incident in data["incidents"]:
         yield Prose(f"incident: {clean(incident['text'])}", indent=0, style="yellow")
+    for warning in warnings:
+        yield Prose(f"warning: {clean(warning)}", indent=0, style="yellow")
     yield Text("")
     for subject in (s for s in subjects if s["level"] in _FOUND):
         yield from _found(subject)
