@@ -223,6 +223,11 @@ def test_other_conditions_are_refused_unless_forced(
     assert (forced.code, forced.case["refused"], forced.data["forced"]) == (0, None, True)
 
 
+def test_what_disturbed_both_sides_alike_is_told(fleet: Fleet, ask: Any) -> None:
+    a, b = (fleet.sweep(day=d, warnings=["host_busy: 90 threads"]) for d in (2, 3))
+    assert "other programs kept the CPUs busy on both sides" in ask(a, b).case["notes"]
+
+
 def test_links_that_degraded_and_new_software_are_told_not_refused(fleet: Fleet, ask: Any) -> None:
     a = fleet.sweep(day=2, environment={"host_settings": {"governor": "performance"}})
     b = fleet.sweep(

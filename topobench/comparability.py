@@ -68,7 +68,8 @@ def differences(a: Sequence[Value], b: Sequence[Value], *, same_hosts: bool) -> 
         found.append("hosts of different wiring are on one side")
     found += [f"{text} on side {side}" for side, text in _one_sided(a, b, _EXPLAINING)]
     found += [f"{text} on side {side}" for side, text in _one_sided(a, b, DISTURBED)]
-    return found
+    shared = [t for c, t in DISTURBED.items() if _share(a, c) > _MOST and _share(b, c) > _MOST]
+    return found + [f"{text} on both sides" for text in shared]
 
 
 def _versions(a: Sequence[Value], b: Sequence[Value]) -> Iterator[str]:
@@ -112,9 +113,14 @@ def _one_sided(
 ) -> Iterator[tuple[str, str]]:
     """Conditions that most runs of one side had, and most of the other had not."""
     for code, text in codes.items():
-        mine, theirs = (sum(code in v.warnings for v in side) / len(side) for side in (a, b))
+        mine, theirs = _share(a, code), _share(b, code)
         if (mine > _MOST) != (theirs > _MOST):
             yield ("A" if mine > theirs else "B"), text
+
+
+def _share(side: Sequence[Value], code: str) -> float:
+    """Of the values whose runs had that warning."""
+    return sum(code in v.warnings for v in side) / len(side)
 
 
 def _software(a: Sequence[Value], b: Sequence[Value]) -> Iterator[str]:
