@@ -250,3 +250,17 @@ def test_hostile_names_cannot_steer_a_terminal() -> None:
     host = {"key": "k", "name": "\x1b[2J", "cluster": "\x1b", "sku": None}
     data = {"host": host, "sweep": "x", "measured_at": "t", "synthetic": True, "advice": [item]}
     assert "\x1b" not in printed(render_advice(data))
+
+
+def test_chunks_are_compared_on_the_same_gpus_only(document: dict[str, Any]) -> None:
+    """Half the sizes of the fast GPUs are missing: what is left is one slow GPU, not a gain."""
+    few = json.loads(json.dumps(document))
+    for cell in few["cells"]:
+        if cell["probe"] == "host_to_device" and cell["params"]["bytes"] < 256 << 20:
+            slow = GPUS[sights.SLOW_GPU]
+            cell["readings"] = [r for r in cell["readings"] if r["point"].get("device") == slow]
+    (item,) = found(few, "chunk")
+    (whole,) = found(document, "chunk")
+    assert item.effect_ratio == pytest.approx(whole.effect_ratio, abs=0.002)
+    assert f"{sights.SLOW_SHARE * 55:.1f}"[:2] in item.text.partition("peak of ")[2]
+    assert item.evidence.endswith("5 chunks, 1 GPU")

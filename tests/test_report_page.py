@@ -210,6 +210,18 @@ def test_a_page_without_figures_carries_no_plotly() -> None:
     assert "no cells" in page
 
 
+def test_lines_to_copy_stand_on_lines_of_their_own() -> None:
+    page = render_report(Sight(documents.cpu_host_sweep()))
+    lines = html.unescape(page.split("<pre")[1].partition(">")[2].split("</pre>")[0]).splitlines()
+    store = "--store sqlite:///topobench.db"
+    assert [line.partition("  #")[0] for line in lines] == [
+        f"topobench probe --like 1a2b3c4d {store}",
+        f"topobench report 1a2b3c4d {store}",
+        f"topobench report 1a2b3c4d {store} --html report.html",
+        "topobench query --list",
+    ]
+
+
 def test_half_a_sweep_says_what_failed_and_how_to_go_on() -> None:
     page = text_of(render_report(Sight(documents.troubled_sweep())))
     assert "interrupted" in page

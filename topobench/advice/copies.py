@@ -14,6 +14,8 @@ from topobench.units import format_bytes
 
 Pairs = dict[tuple[int, int], float]
 """Median of each process, by block and number of the process."""
+Apart = dict[tuple[int, int], dict[str, float]]
+"""The same of each GPU: only what the same GPUs did is ever compared."""
 
 TOLERANCE = 0.03
 USUAL_CHUNK = 1 << 20
@@ -40,9 +42,14 @@ def _chunk(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
         size: _of_all(cells, "h2d", "pinned", size, PER_CALL_BANDWIDTH.name)
         for size in _sizes(cells)
     }
-    rates = {s: statistics.median(p.values()) for s, p in sizes.items() if p}
+    everywhere = _everywhere([p for p in sizes.values() if p])
+    rates = {
+        s: statistics.median(v for d in p.values() for g, v in d.items() if g in everywhere)
+        for s, p in sizes.items()
+        if p and everywhere
+    }
     if len(rates) < 3:
-        text = "fewer than three chunks of pinned memory were measured"
+        text = "fewer than three chunks of pinned memory were measured on the same GPUs"
         return Advice("chunk", "copies to GPUs", (), Outlook.NOT_MEASURED, text, (measure,))
     best = int(smallest_at_peak([*rates], [*rates.values()]))
     usual = max((s for s in rates if s <= USUAL_CHUNK), default=min(rates))
@@ -51,7 +58,7 @@ def _chunk(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
     if usual >= best:
         text = f"{base}; chunks of {format_bytes(usual)} are large enough"
         return Advice("chunk", "copies to GPUs", (), Outlook.NO_GAIN, text,
-                      evidence=_copies_text(len(rates), gpus))  # fmt: skip
+                      evidence=_copies_text(len(rates), len(everywhere)))  # fmt: skip
     found = _paired(sizes[usual], sizes[best])
     outlook = Outlook.UNDECIDED if found is None else outlook_of(found)
     gain = "" if found is None else f"; {signed(found)} against {format_bytes(usual)}"
@@ -66,12 +73,19 @@ def _chunk(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
         lo=None if found is None else found.lo,
         hi=None if found is None else found.hi,
         mde=None if found is None else found.mde,
-        evidence=_copies_text(len(rates), gpus),
+        evidence=_copies_text(len(rates), len(everywhere)),
     )
 
 
-def _copies_text(sizes: int, gpus: Sequence[tuple[str, str]]) -> str:
-    return f"host_to_device h2d, {PER_CALL_BANDWIDTH.name}, {sizes} chunks, {len(gpus)} GPUs"
+def _copies_text(sizes: int, gpus: int) -> str:
+    where = f"{gpus} GPU{'' if gpus == 1 else 's'}"
+    return f"host_to_device h2d, {PER_CALL_BANDWIDTH.name}, {sizes} chunks, {where}"
+
+
+def _everywhere(found: Sequence[Apart]) -> set[str]:
+    """The GPUs that were measured in all of these."""
+    sets = [{gpu for devices in apart.values() for gpu in devices} for apart in found]
+    return set.intersection(*sets) if sets else set()
 
 
 def _pinned(cells: Sequence[Cell]) -> Advice:
@@ -173,13 +187,23 @@ def _against_rest(uuid: str, rates: Mapping[str, Pairs]) -> Comparison:
     return compare(a, b, tolerance=TOLERANCE, better=Better.HIGHER, level=CiLevel.BETWEEN)
 
 
-def _paired(a: Pairs, b: Pairs) -> Comparison | None:
-    both = sorted(a.keys() & b.keys())
+def _paired(a: Apart, b: Apart) -> Comparison | None:
+    """Process by process, each by the median of the GPUs that both have."""
+    both: list[tuple[float, float]] = []
+    for key in sorted(a.keys() & b.keys()):
+        gpus = a[key].keys() & b[key].keys()
+        if gpus:
+            both.append(
+                (
+                    statistics.median(a[key][g] for g in gpus),
+                    statistics.median(b[key][g] for g in gpus),
+                )
+            )
     if not both:
         return None
     return compare_paired(
-        [a[k] for k in both],
-        [b[k] for k in both],
+        [before for before, _ in both],
+        [after for _, after in both],
         tolerance=TOLERANCE,
         better=Better.HIGHER,
         with_p=False,
@@ -190,12 +214,12 @@ def _sizes(cells: Sequence[Cell]) -> list[int]:
     return sorted({s for c in cells if isinstance(s := c["params"].get("bytes"), int)})
 
 
-def _of_all(cells: Sequence[Cell], direction: str, memory: str, size: int, metric: str) -> Pairs:
-    """The median GPU of each process."""
-    pools: dict[tuple[int, int], list[float]] = {}
-    for key, _, value in _values(cells, direction, memory, size, metric):
-        pools.setdefault(key, []).append(value)
-    return {k: statistics.median(v) for k, v in pools.items()}
+def _of_all(cells: Sequence[Cell], direction: str, memory: str, size: int, metric: str) -> Apart:
+    """Every GPU of each process."""
+    found: Apart = {}
+    for key, device, value in _values(cells, direction, memory, size, metric):
+        found.setdefault(key, {})[device] = value
+    return found
 
 
 def _of_gpu(

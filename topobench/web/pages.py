@@ -14,7 +14,7 @@ from topobench.errors import NotFound
 from topobench.report import words
 from topobench.report.figures import UNKNOWN
 from topobench.report.page.page import Sight, environment, heading, sections
-from topobench.report.page.parts import Figure, Head, Table
+from topobench.report.page.parts import Figure, Head, Section, Table
 from topobench.report.safe import clean
 from topobench.units import format_span
 
@@ -166,7 +166,9 @@ def sweep(site: Site, identity: str, params: Mapping[str, str]) -> str:
         "sweep",
         sweep={"id": progress["id"], "short": progress["id"][:8], **_how_far(progress)},
         hosts=_hosts_table(hosts, progress["id"]) if chosen is None else None,
-        levels=_worst_first(look.verdicts(store, progress["id"])) if chosen is None else None,
+        judged=[_judged(look.verdicts(store, progress["id"]), progress["id"])]
+        if chosen is None
+        else [],
         chosen=next((clean(h["name"]) for h in hosts if h["key"] == chosen), ""),
         several=len(hosts) > 1,
         body=body,
@@ -205,12 +207,12 @@ def _hosts_table(hosts: Sequence[Mapping[str, Any]], sweep_id: str) -> list[dict
     ]
 
 
-def _worst_first(verdicts: Sequence[Mapping[str, Any]]) -> Table | None:
+def _judged(verdicts: Sequence[Mapping[str, Any]], sweep_id: str) -> Section:
+    """The verdicts on all hosts of a sweep, or the command that makes them."""
     from topobench.report.page.judged import judged
     from topobench.report.records import Places
 
-    tables = [p for p in judged(verdicts, Places({}), "") if isinstance(p, Table)]
-    return tables[0] if tables else None
+    return Section("verdicts", "Verdicts", tuple(judged(verdicts, Places({}), sweep_id)))
 
 
 def _figures(site: Site, sweep_id: str, status: str, key: str) -> str:

@@ -127,7 +127,7 @@ def _figure(name: str, effects: Sequence[ArmEffect], places: Places) -> Figure:
 
 
 def _lead(effects: Sequence[ArmEffect], left: int) -> str:
-    references = ", ".join(dict.fromkeys(e.reference.partition("/")[0] for e in effects))
+    references = " or ".join(dict.fromkeys(e.reference.partition("/")[0] for e in effects))
     text = (
         f"Each arm against arm {references} on the same devices, paired block by block; right is "
         "better. A point for each GPU or set of GPUs, bars are 95 % intervals over blocks."

@@ -105,7 +105,7 @@ def _lead(arm: str, at_once: str, fitted: AlphaBeta | None, ways: int) -> str:
     alpha = fitted.alpha_seconds.value
     cost = f"{alpha * 1e6:.2f} us" if alpha > 0 else "no fixed cost that can be seen"
     return (
-        f"{text} Dashed grey: the line t = a + S / B through the queued medians over all GPUs, "
+        f"{text} Dashed grey: the line t = a + S / B through the queued medians over the GPUs, "
         f"a = {cost}, B = {ways * fitted.beta_bytes_per_second.value / 1e9:.1f} GB/s."
     )
 
@@ -141,10 +141,15 @@ def _trace(name: str, points: Sequence[tuple[int, float]], shade: str, dash: str
 
 
 def _fit(queued: Curves, ways: int) -> AlphaBeta | None:
-    """The line through the medians over all GPUs, or None; a copy moves ``ways`` chunks."""
+    """
+    The line through the medians over the GPUs with all sizes, or None.
+
+    A copy moves ``ways`` chunks.
+    """
+    sizes = {size for curve in queued.values() for size in curve}
     pooled: dict[int, list[float]] = {}
     for curve in queued.values():
-        for size, rate in curve.items():
+        for size, rate in curve.items() if curve.keys() == sizes else ():
             pooled.setdefault(size, []).append(rate * 1e9)
     if len(pooled) < MIN_SIZES:
         return None

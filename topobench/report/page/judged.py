@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from topobench.report.figures import UNKNOWN
-from topobench.report.page.parts import Head, Missing, Paragraph, Part, Table
+from topobench.report.page.parts import Commands, Head, Missing, Paragraph, Part, Table
 from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.report.words import minute
@@ -18,17 +18,6 @@ LEVELS = tuple(sorted(Level, key=lambda level: -SEVERITY[level]))
 MANY_ROWS = 60
 """Rows above which those that are ok are left out."""
 TONES = {"fail": "bad", "degraded": "bad", "watch": "warn", "unknown": "warn", "learning": "dim"}
-_HEADS = (
-    Head("level"),
-    Head("host"),
-    Head("device"),
-    Head("check"),
-    Head("effect", number=True),
-    Head("interval", number=True),
-    Head("could be seen from", number=True),
-    Head("why"),
-    Head("what to do"),
-)
 
 
 def judged(verdicts: Sequence[Mapping[str, Any]], places: Places, sweep: str) -> Iterator[Part]:
@@ -49,12 +38,34 @@ def judged(verdicts: Sequence[Mapping[str, Any]], places: Places, sweep: str) ->
     policy = ", ".join(sorted({clean(v["policy_version"]) for v in verdicts}))
     as_of = max(v["as_of"] for v in verdicts)
     yield Paragraph(f"Hosts: {words}. Policy {policy}, as of {minute(as_of)} UTC.")
-    ordered = sorted(verdicts, key=lambda v: (_rank(v["level"]), v["host_name"], v["check"]))
+    told = [v for v in verdicts if v["check"] != OVERALL] or list(verdicts)
+    ordered = sorted(told, key=lambda v: (_rank(v["level"]), v["host_name"], v["device"] or ""))
     if len(ordered) > MANY_ROWS:
         ordered = [v for v in ordered if v["level"] != Level.OK]
         yield Paragraph("Checks that are ok are not listed.", "dim")
-    styles = [TONES.get(v["level"], "") for v in ordered]
-    yield Table(_HEADS, [_row(v, places) for v in ordered], styles=styles).limited()
+    yield _table(ordered, places).limited()
+    if actions := [line for v in verdicts for line in (v["action"] or "").splitlines()]:
+        yield Paragraph("Lines that take hosts out of service; topobench never runs them:")
+        yield Commands([(clean(line), "") for line in dict.fromkeys(actions)])
+
+
+def _table(ordered: Sequence[Mapping[str, Any]], places: Places) -> Table:
+    """A row a check; columns that say nothing are left out."""
+    several = len({v["host"] for v in ordered}) > 1
+    apart = any(v["ci_lo"] is not None for v in ordered)
+    heads = [Head("level"), *([Head("host")] if several else []), Head("device"), Head("check")]
+    heads += [Head("effect", number=True), *([Head("interval", number=True)] if apart else [])]
+    heads += [Head("could be seen from", number=True), Head("why")]
+    rows = []
+    for verdict in ordered:
+        device, mde = verdict["device"], verdict["mde_ratio"]
+        row = [clean(verdict["level"]), *([clean(verdict["host_name"])] if several else [])]
+        row += [places.devices([device]) if device else "", clean(verdict["check"])]
+        row += [_percent(verdict["effect_ratio"])]
+        row += [_ends(verdict["ci_lo"], verdict["ci_hi"])] if apart else []
+        row += [UNKNOWN if mde is None else f"{100 * mde:.1f} %", clean(verdict["reason"])]
+        rows.append(row)
+    return Table(heads, rows, styles=[TONES.get(v["level"], "") for v in ordered])
 
 
 def host_levels(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Level]:
@@ -68,21 +79,6 @@ def host_levels(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Level]:
 
 def _rank(level: str) -> int:
     return -SEVERITY[Level(level)]
-
-
-def _row(verdict: Mapping[str, Any], places: Places) -> list[str]:
-    device = verdict["device"]
-    return [
-        clean(verdict["level"]),
-        clean(verdict["host_name"]),
-        places.devices([device]) if device else "",
-        clean(verdict["check"]),
-        _percent(verdict["effect_ratio"]),
-        _ends(verdict["ci_lo"], verdict["ci_hi"]),
-        UNKNOWN if verdict["mde_ratio"] is None else f"{100 * verdict['mde_ratio']:.1f} %",
-        clean(verdict["reason"]),
-        clean(verdict["action"] or ""),
-    ]
 
 
 def _percent(ratio: float | None) -> str:

@@ -159,7 +159,7 @@ def classes(
 
 def _small(columns: int) -> dict[str, Any]:
     """The text in the fields of a matrix: dark, as fields are light, and smaller where many."""
-    return {"color": "#10151c", "size": 12 if columns <= _MANY_COLUMNS else 9.5}
+    return {"color": "#10151c", "size": 12 if columns <= _MANY_COLUMNS else 10.5}
 
 
 def _family(word: str) -> str:
@@ -206,7 +206,7 @@ def axis(title: str, *, log: bool = False, zero: bool = True) -> dict[str, Any]:
     """An axis of a quantity."""
     found: dict[str, Any] = {"title": {"text": title}}
     if log:
-        found |= {"type": "log", "dtick": 1, "exponentformat": "none"}
+        found |= {"type": "log", "dtick": "D2", "exponentformat": "none"}
     elif zero:
         found["rangemode"] = "tozero"
     return found
