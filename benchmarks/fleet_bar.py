@@ -33,8 +33,10 @@ from topobench import __version__
 from topobench.db import queries, schema, views
 from topobench.db.columns import parse_time, time_text
 from topobench.db.engine import reading, writing
+from topobench.db.prices import Price, add_price
 from topobench.db.store import Store
 from topobench.demo.fleet import Fleet, Sweep, last_night, sweeps
+from topobench.demo.hosts import SXM
 from topobench.errors import UsageError
 from topobench.reading import Cell, Reading, Summary
 
@@ -117,6 +119,8 @@ def build(url: str, hosts: int, nights: int) -> float:
             if night % 10 == 0:
                 print(f"night {night} of {nights}: {time.monotonic() - begun:.0f} s", flush=True)
         copier.finish()
+        begins = _days_ago(first.started_at, nights)
+        add_price(store, Price(SXM.name, "cloud_hour", 28.0, "USD", valid_from=begins))
     return time.monotonic() - begun
 
 

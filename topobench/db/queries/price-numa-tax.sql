@@ -8,8 +8,14 @@
 -- tax_ratio: 0.1 = 10 % worse than local; its ends take both intervals at once, the widest that
 -- they allow. hour_loss: that share of what the devices cost an hour, were all their time spent
 -- on this case.
-WITH local AS (
-    SELECT * FROM v_price_performance WHERE binding = 'local' AND median > 0
+WITH priced AS (
+    SELECT * FROM v_price_performance
+    WHERE better <> 0 AND metric <> 'locality_ratio' AND rank IS NULL AND median > 0
+        AND cluster LIKE :cluster AND probe LIKE :probe
+        AND price_from <= :at AND (price_to IS NULL OR price_to > :at)
+        AND measured_at >= :since
+), local AS (
+    SELECT * FROM priced WHERE binding = 'local'
 ), compared AS (
     SELECT
         v.*, l.median AS local_median, l.ci_lo AS local_ci_lo, l.ci_hi AS local_ci_hi,
@@ -23,18 +29,14 @@ WITH local AS (
             WHEN v.better = 1 AND l.ci_lo > 0 THEN v.ci_hi / l.ci_lo
             WHEN v.better = -1 AND v.ci_lo > 0 THEN l.ci_hi / v.ci_lo
         END AS kept_hi
-    FROM v_price_performance v
+    FROM priced v
     JOIN local l
         ON l.cluster = v.cluster AND l.host_key = v.host_key AND l.devices = v.devices
         AND l.case_id = v.case_id AND l.n_ranks = v.n_ranks AND l.metric = v.metric
         AND l.point = v.point AND l.sweep = v.sweep AND l.source = v.source
         AND l.synthetic = v.synthetic AND l.basis = v.basis AND l.currency = v.currency
         AND l.price_from = v.price_from AND coalesce(l.ring, '') = coalesce(v.ring, '')
-    WHERE v.binding <> 'local' AND v.better <> 0 AND v.metric <> 'locality_ratio'
-        AND v.rank IS NULL AND v.median > 0
-        AND v.cluster LIKE :cluster AND v.probe LIKE :probe
-        AND v.price_from <= :at AND (v.price_to IS NULL OR v.price_to > :at)
-        AND v.measured_at >= :since
+    WHERE v.binding <> 'local'
 )
 SELECT
     cluster, sku, host, devices, probe, params, metric, unit, point, binding, ring,
