@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import sqlalchemy as sa
 from made_fleet import BUSBW, DAY, HOSTS, MIB, NEW, OLD, RINGS, copy_speed, launch_seconds
 from querying import Fleet, Rows, pick
 from storing import begin, cell, host, reading, run
+from topobench.db import schema
+from topobench.db.engine import writing
 from topobench.db.store import Store
 
 COPIES = {key: copy_speed(key, 3) for key in HOSTS}
@@ -300,3 +303,30 @@ def test_peers_are_of_one_source_and_of_one_month(store_url: str) -> None:
         ("c", 1, 1.0),
         ("d", 1, 1.0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("at", "source", "counted"),
+    [
+        ("2026-11-02T01:00:00.000000Z", "auto", 0),
+        ("2026-11-02T12:00:00.000000Z", "human", 1),
+        ("2026-11-03T01:00:00.000000Z", "auto", 1),
+        ("2026-11-04T01:00:00.000000Z", "auto", 0),
+    ],
+)
+def test_a_change_explains_a_result_only_if_it_came_in_between(
+    tmp_path: Path, at: str, source: str, counted: int
+) -> None:
+    """The last night of the old level was the 2nd, the first of the new one the 3rd."""
+    with Store.open(f"sqlite:///{tmp_path}/x.db") as store:
+        planned = cell()
+        begin(store, planned)
+        store.put_run(run(planned, reading(1.0)))
+        days = {"at_lo": "2026-11-02T00:00:00.000000Z", "at_hi": "2026-11-03T00:00:00.000000Z"}
+        point = {"series_id": 1, "metric_id": 1, "effect_ratio": -0.1, "method": "steps", **days}
+        event = {"host_id": 1, "at": at, "kind": "driver", "key": "host", "source": source}
+        with writing(store.engine) as connection:
+            connection.execute(schema.changepoint.insert(), [point])
+            connection.execute(schema.change_event.insert(), [event])
+            text = "SELECT n_recorded FROM v_changes WHERE what = 'result'"
+            assert connection.execute(sa.text(text)).scalar() == counted

@@ -101,6 +101,7 @@ changepoint = Table(
     Column("effect_ratio", Number, nullable=False),
     Column("p", Number),
     Column("method", Text, nullable=False),
+    Column("at_lo_unix_seconds", Number, default=_seconds_of("at_lo")),
     Column("at_hi_unix_seconds", Number, default=_seconds_of("at_hi")),
     Index(None, "series_id", "metric_id"),
 )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-# A synthetic or imported host says so also where a change was recorded, not measured.
+# A synthetic or imported host says so also where a change was recorded, not measured. Ends
+# of a changed result are days: at_lo that of the last night before, at_hi that of the first after.
+# What a sweep found on the day of at_lo was there before that night; what people noted, perhaps
+# after it.
 V_CHANGES = """
 CREATE VIEW v_changes AS
 WITH origin AS (
@@ -31,7 +34,9 @@ SELECT
     m.name, c.effect_ratio, c.p, c.method,
     (
         SELECT count(*) FROM change_event e
-        WHERE e.host_id = s.host_id AND e.at >= c.at_lo AND e.at <= c.at_hi
+        WHERE e.host_id = s.host_id AND e.at_unix_seconds < c.at_hi_unix_seconds + 86400
+            AND e.at_unix_seconds >= c.at_lo_unix_seconds
+                + CASE WHEN e.source = 'auto' THEN 86400 ELSE 0 END
     ),
     c.at_lo, c.at_hi, c.at_hi_unix_seconds, s.source, s.synthetic
 FROM changepoint c

@@ -1,29 +1,39 @@
 -- title: False alarms
--- answers: Which verdicts were taken back by a later test, and was anything changed in between?
+-- answers: Which verdicts were good again at the next test, and was anything changed in between?
 -- param cluster text = %: clusters whose name matches this LIKE pattern
 -- param host text = %: hosts whose name matches this LIKE pattern
--- param check text = %: checks whose name matches this LIKE pattern
+-- param check text = overall: checks whose name matches this LIKE pattern; overall sums them up
 -- param since time = 30d: only verdicts since
 -- param now moment = now: ages are counted up to here
--- outcome: false alarm (good again, nothing recorded in between), repaired (good again after a
--- recorded change). n: verdicts of this check and policy that were watch, degraded or fail;
--- false_alarm_ratio: the false alarms among them.
-WITH flagged AS (
+-- outcome: false alarm (good at the next test, nothing recorded in between), repaired (good after
+-- a recorded change). n: verdicts of this check and policy that were watch, degraded or fail;
+-- false_alarm_ratio: the false alarms among them. Judged again, a sweep counts once.
+WITH following AS (
     SELECT
-        v.*, later.level AS later_level, later.value AS later_value, later.as_of AS later_as_of,
-        sw.uuid AS sweep, sw.started_unix_seconds, sw.source, sw.synthetic,
+        v.id, v.host_id, v.device_id, v.sweep_id, v.check_name, v.policy_version, v.as_of,
+        v.level,
+        lead(v.level) OVER subject AS later_level,
+        lead(v.value) OVER subject AS later_value,
+        lead(v.as_of) OVER subject AS later_as_of
+    FROM verdict v
+    WHERE v.superseded_by IS NULL AND v.as_of >= :since AND v.check_name LIKE :check
+    WINDOW subject AS (
+        PARTITION BY v.host_id, coalesce(v.device_id, 0), v.check_name ORDER BY v.as_of, v.id
+    )
+), flagged AS (
+    SELECT
+        f.*, sw.uuid AS sweep, sw.started_unix_seconds, sw.source, sw.synthetic,
         cl.name AS cluster, h.name AS host,
         (
             SELECT count(*) FROM change_event e
-            WHERE e.host_id = v.host_id AND e.at > v.as_of AND e.at <= later.as_of
+            WHERE e.host_id = f.host_id AND e.at > f.as_of AND e.at <= f.later_as_of
         ) AS n_changes
-    FROM verdict v
-    JOIN sweep sw ON sw.id = v.sweep_id
-    JOIN host h ON h.id = v.host_id
+    FROM following f
+    JOIN sweep sw ON sw.id = f.sweep_id
+    JOIN host h ON h.id = f.host_id
     JOIN cluster cl ON cl.id = h.cluster_id
-    LEFT JOIN verdict later ON later.id = v.superseded_by
-    WHERE v.level IN ('watch', 'degraded', 'fail') AND v.as_of >= :since
-        AND cl.name LIKE :cluster AND h.name LIKE :host AND v.check_name LIKE :check
+    WHERE f.level IN ('watch', 'degraded', 'fail') AND cl.name LIKE :cluster
+        AND h.name LIKE :host
 ), judged AS (
     SELECT
         flagged.*,
@@ -40,13 +50,16 @@ WITH flagged AS (
     FROM judged
 )
 SELECT
-    c.cluster, c.host, d.key AS device, c.check_name, c.level, c.value, c.reference,
-    c.effect_ratio, c.ci_lo, c.ci_hi, c.mde_ratio, c.confirmed_count, c.reason, c.as_of,
-    c.outcome, c.later_value, c.later_as_of, c.n_changes, n.author AS noted_by, n.text AS note,
-    c.policy_version, c.n, c.false_alarm_ratio,
+    c.cluster, c.host, d.key AS device, c.check_name, c.level, v.value, v.reference,
+    v.effect_ratio, v.ci_lo, v.ci_hi, v.mde_ratio, v.confirmed_count, v.reason, c.as_of,
+    c.outcome, c.later_value, c.later_as_of, c.n_changes, n.ticket, n.author AS noted_by,
+    n.text AS note, c.policy_version, c.n, c.false_alarm_ratio,
     :now - c.started_unix_seconds AS age_seconds, c.sweep, c.source, c.synthetic
 FROM counted c
+JOIN verdict v ON v.id = c.id
 LEFT JOIN device d ON d.id = c.device_id
-LEFT JOIN annotation n ON n.entity = 'verdict' AND n.entity_id = c.id
+LEFT JOIN annotation n
+    ON n.entity = 'host' AND n.entity_id = c.host_id AND n.created_at >= c.as_of
+    AND n.created_at <= c.later_as_of
 WHERE c.outcome IS NOT NULL
 ORDER BY c.as_of DESC, c.cluster, c.host, c.check_name, d.key, c.id, n.id
