@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class NetHost:
     Args:
         namespace: Its name for ``ip netns``.
         link: The end of its cable that lies on the bridge's side.
+        packages: Folder whose packages stand before those installed.
     """
 
     name: str
@@ -45,6 +46,7 @@ class NetHost:
     address: str
     link: str
     folder: Path
+    packages: Path | None = None
 
     def pids(self) -> list[int]:
         """Every process that lives in it."""
@@ -101,6 +103,7 @@ class NetHost:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.folder.parent / "token"),
+            **({"PYTHONPATH": str(self.packages)} if self.packages else {}),
         }
 
 
@@ -138,7 +141,16 @@ class NetCluster:
             self.start_ray(host)
             if host is self.hosts[0]:
                 self._wait_for_head()
-        self.wait_for_nodes(len(self.hosts))
+        self.wait_for_nodes(self.hosts)
+
+    def add(self, packages: Path | None = None) -> NetHost:
+        """One more host."""
+        host = self._host(len(self.hosts) + 1, packages)
+        self.hosts.append(host)
+        self._lay_cable(host)
+        self.start_ray(host)
+        self.wait_for_nodes([host])
+        return host
 
     def start_ray(self, host: NetHost) -> None:
         """Start Ray on one host."""
@@ -166,17 +178,19 @@ class NetCluster:
             time.sleep(0.2)
         raise TimeoutError(f"Ray's head did not start: {self.logs()}")
 
-    def wait_for_nodes(self, count: int) -> None:
-        """Until so many hosts are alive to Ray."""
+    def wait_for_nodes(self, hosts: Sequence[NetHost]) -> None:
+        """Until these hosts are alive to Ray."""
         code = (
             "import ray, sys, time\n"
             "ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')\n"
             f"until = time.monotonic() + {_READY_SECONDS}\n"
-            "while sum(n['Alive'] for n in ray.nodes()) != int(sys.argv[2]):\n"
+            "wanted = set(sys.argv[2:])\n"
+            "while wanted - {n['NodeManagerAddress'] for n in ray.nodes() if n['Alive']}:\n"
             "    assert time.monotonic() < until, ray.nodes()\n"
             "    time.sleep(0.1)\n"
         )
-        self.hosts[0].inside(sys.executable, "-c", code, self.ray_address, str(count))
+        addresses = [h.address for h in hosts]
+        self.hosts[0].inside(sys.executable, "-c", code, self.ray_address, *addresses)
 
     def down(self) -> None:
         """End every process and take the namespaces and the bridge away."""
@@ -194,14 +208,18 @@ class NetCluster:
         files = [h.folder / "ray.out" for h in self.hosts]
         return "\n".join(f.read_text() for f in files if f.exists())
 
-    def _host(self, number: int) -> NetHost:
+    def _host(self, number: int, packages: Path | None = None) -> NetHost:
         name = f"h{number}"
         folder = self.folder / name
         folder.mkdir()
         return NetHost(
-            name, f"tb{self.tag}-{name}", f"10.219.{os.getpid() % 250}.{number}",
-            f"tb{self.tag}v{number}", folder,
-        )  # fmt: skip
+            name=name,
+            namespace=f"tb{self.tag}-{name}",
+            address=f"10.219.{os.getpid() % 250}.{number}",
+            link=f"tb{self.tag}v{number}",
+            folder=folder,
+            packages=packages,
+        )
 
     def _lay_cable(self, host: NetHost) -> None:
         _ip("netns", "add", host.namespace)

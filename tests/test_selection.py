@@ -164,7 +164,7 @@ class TestHosts:
         assert {c.host for c in plan.cells} == {"a"}
         assert plan.absent_hosts == ("gone",)
         assert plan.warnings == (
-            "gone: named in hosts: but not alive; nothing is measured there",
+            "gone: named in hosts: but takes no part; nothing is measured there",
             "a: 8 GPUs expected, 0 found",
         )
 

@@ -261,7 +261,7 @@ def _host_warnings(
     config: ClusterConfig, hosts: Sequence[Host], absent: Sequence[str]
 ) -> Iterator[str]:
     for name in absent:
-        yield f"{name}: named in hosts: but not alive; nothing is measured there"
+        yield f"{name}: named in hosts: but takes no part; nothing is measured there"
     for host in hosts:
         online = len(parse_cpu_list(host.topology.cpus.online))
         allowed = len(allowed_cpus(host.topology))
