@@ -185,7 +185,12 @@ def test_a_price_never_changes_a_result_and_swaps_the_ends_of_an_interval(store:
 def test_bandwidth_prefill_and_form_factors_have_their_price(store: Store) -> None:
     fast = [cell(host=f"k{n}", probe="all_reduce", params={"bytes": 1 << 27, "dtype": "float32"},
                  devices=[f"GPU-{g}" for g in range(8)], ranks=8) for n in range(6)]  # fmt: skip
-    params: dict[str, Scalar] = {"sequence": 8192, "batch": 1, "dtype": "bf16", "shape": "llama3-8b"}
+    params: dict[str, Scalar] = {
+        "sequence": 8192,
+        "batch": 1,
+        "dtype": "bf16",
+        "shape": "llama3-8b",
+    }
     fill = cell(host="k0", probe="prefill", params=params, devices=["GPU-0"])
     fp8 = cell(host="k0", probe="prefill", params={**params, "dtype": "fp8"}, devices=["GPU-0"])
     begin(store, *fast, fill, fp8, hosts=fleet(6))

@@ -12,7 +12,9 @@
 -- The job's hosts are drawn at random from those measured, without repetition; expected_ratio is
 -- the mean speed of the slowest of them by that of the median host (exact, from the ranks), and
 -- 95 % of the draws lie between range_lo and range_hi. n_left_out: so many of the slowest hosts
--- do not take part. bill: (1 - expected_ratio) of what the N hosts cost in that time.
+-- do not take part. The noise of the measurements counts as spread between hosts, so that the
+-- bill is rather too high where hosts were measured once. bill: (1 - expected_ratio) of what the
+-- N hosts cost in that time.
 WITH RECURSIVE per_host AS (
     SELECT
         cluster, sku, host_key, case_id, probe, params, arm, n_devices, n_ranks, metric, point,
