@@ -160,7 +160,9 @@ trees = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None
+)
 @given(
     st.text(max_size=80)
     | trees.map(lambda t: yaml.safe_dump({"kind": KIND, "rules": t}, allow_unicode=True))

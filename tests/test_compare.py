@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,23 @@ def test_a_word_that_means_nothing_is_told(fleet: Fleet, ask: Any, a: str, words
     found = ask(a, "latest")
     assert found.code == 2
     assert words in found.error
+
+
+@pytest.mark.parametrize(
+    ("time", "words"),
+    [
+        ("soon", "is no time"),
+        ("2026-11-07T06:00:00", "has no zone|is no time"),
+        ("0001-01-01T00:00:00+23:00", "is no time"),
+        ("2026-11-01", "A .* selects no usable reading by 2026-11-02"),
+        ("9999-12-31", "selects no usable reading"),
+    ],
+)
+def test_a_time_that_leaves_nothing_is_told(fleet: Fleet, ask: Any, time: str, words: str) -> None:
+    a = fleet.sweep(day=2)
+    found = ask(a, "date:9999-12-31", "--as-of", time)
+    assert found.code == 2
+    assert re.search(words, found.error)
 
 
 def test_the_same_input_gives_the_same_answer(fleet: Fleet, ask: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topobench.compare_select import Days, Selector, meant, parse
@@ -79,6 +79,7 @@ def test_a_word_with_two_meanings_is_no_meaning() -> None:
         meant("h7", [], ["h07", "lab"])
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40) | st.from_regex(r"(host|date|x)?:?[0-9.\-,:]*", fullmatch=True))
 def test_any_text_is_a_selector_or_a_usage_error(text: str) -> None:
     with contextlib.suppress(UsageError):

@@ -103,12 +103,14 @@ def moment(text: str) -> str:
         if re.fullmatch(r"\d{4}-\d{2}-\d{2}", text):
             return _day_after(text)
         return time_text(parse_time(text))
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         what = "is no time; write 2026-11-07 or 2026-11-07T06:00:00Z"
         raise UsageError(f"--as-of {text}: {what}") from error
 
 
 def _day_after(day: str) -> str:
+    if day == datetime.date.max.isoformat():
+        return f"{day}T23:59:59.999999Z"
     following = datetime.date.fromisoformat(day) + datetime.timedelta(days=1)
     return f"{following.isoformat()}T00:00:00.000000Z"
 
