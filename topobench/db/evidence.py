@@ -8,8 +8,7 @@ measured a track counts, so that a host measured again after a repair is judged 
 from __future__ import annotations
 
 import datetime
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +18,15 @@ from sqlalchemy import Connection
 from topobench.db import schema
 from topobench.db.columns import parse_time, time_text
 from topobench.db.engine import reading
+from topobench.db.evidence_hosts import Window, day_of, hosts_of
 from topobench.db.evidence_tracks import Columns, Series, tracks_of
 from topobench.db.find import find_sweep
 from topobench.db.keys import chunks
 from topobench.db.store import Store
 from topobench.errors import UsageError
-from topobench.reading import MEASURED, Status
-from topobench.topology import Topology
+from topobench.reading import MEASURED
 from topobench.topology_diff import HEALTH_CODES
-from topobench.verdict_invariants import FAULTS
-from topobench.verdict_words import Evidence, Fault, HostEvidence
+from topobench.verdict_words import Evidence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
 
     from topobench.policy import Policy
 
-_SECONDS_A_DAY = 86_400
-_IDLE = frozenset({Status.SKIPPED, Status.NOT_APPLICABLE})
 _JUDGED_UNITS = ("B/s", "s", "token/s", "FLOP/s")
 _VERSIONS = ("driver", "cuda", "nccl", "torch", "kernel", "bios")
 """Columns of ``environment`` whose change cuts a history."""
@@ -62,16 +58,6 @@ class Loaded:
     host_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """The sweeps looked at: those of the last nights, of the same cluster and origin."""
-
-    sweep: Any
-    as_of: str
-    sweeps: Mapping[int, tuple[int, str]]
-    """Sweep id -> (day since 1970, start)."""
-
-
 def load(store: Store, sweep: str, as_of: str | None, policy: Policy) -> Loaded:
     """
     The evidence on a sweep.
@@ -86,7 +72,7 @@ def load(store: Store, sweep: str, as_of: str | None, policy: Policy) -> Loaded:
     """
     with reading(store.engine) as connection:
         window = _window(connection, sweep, as_of, policy)
-        hosts, ids = _hosts(connection, window)
+        hosts, ids = hosts_of(connection, window)
         columns = _readings(connection, window)
         series = _series(connection, window, columns)
         tracks, keys, rows = tracks_of(
@@ -97,7 +83,7 @@ def load(store: Store, sweep: str, as_of: str | None, policy: Policy) -> Loaded:
     stretches = _stretches(versions, cuts[[t.host for t in tracks]] if tracks else cuts[:0])
     evidence = Evidence(
         as_of=window.as_of,
-        as_of_day=_day(window.as_of),
+        as_of_day=day_of(window.as_of),
         hosts=tuple(hosts),
         tracks=tracks,
         days=days,
@@ -110,7 +96,7 @@ def load(store: Store, sweep: str, as_of: str | None, policy: Policy) -> Loaded:
     )
 
 
-def _window(connection: Connection, text: str, as_of: str | None, policy: Policy) -> _Window:
+def _window(connection: Connection, text: str, as_of: str | None, policy: Policy) -> Window:
     sweep = find_sweep(connection, text)
     s, r = schema.sweep, schema.run
     newest = sa.select(sa.func.max(r.c.started_at)).where(r.c.sweep_id == sweep.id)
@@ -133,11 +119,11 @@ def _window(connection: Connection, text: str, as_of: str | None, policy: Policy
     found: dict[int, tuple[int, str]] = {}
     days: set[int] = set()
     for row in connection.execute(query):
-        days.add(_day(row.started_at))
+        days.add(day_of(row.started_at))
         if len(days) > policy.history_nights:
             break
-        found[row.id] = _day(row.started_at), row.started_at
-    return _Window(sweep, until, found)
+        found[row.id] = day_of(row.started_at), row.started_at
+    return Window(sweep, until, found)
 
 
 def _moment(text: str) -> str:
@@ -153,156 +139,7 @@ def _moment(text: str) -> str:
         ) from error
 
 
-def _day(time: str) -> int:
-    return int(parse_time(time).timestamp() // _SECONDS_A_DAY)
-
-
-def _hosts(connection: Connection, window: _Window) -> tuple[list[HostEvidence], list[int]]:
-    """Hosts of the sweep judged, then those that other sweeps of the window had: peers."""
-    sh, h, t = schema.sweep_host, schema.host, schema.topology
-    query = (
-        sa.select(h.c.id, h.c.key, sh.c.name, sh.c.sweep_id, sh.c.position, t.c.shape, t.c.document)
-        .select_from(sh.join(h).outerjoin(t, t.c.id == sh.c.topology_id))
-        .where(sh.c.sweep_id == window.sweep.id)
-        .order_by(sh.c.position, h.c.id)
-    )
-    own = connection.execute(query).all()
-    ids = [r.id for r in own]
-    counts = _most_gpus(connection, window)
-    faults, cells = _faults(connection, window.sweep.id), _cells(connection, window.sweep.id)
-    wanted = _configured(window.sweep.config_text)
-    hosts = []
-    for row in own:
-        planned, usable, unusable = cells.get(row.id, (0, 0, {}))
-        hosts.append(
-            HostEvidence(
-                key=row.key,
-                name=row.name,
-                group=row.shape,
-                topology=None if row.document is None else _devices_of(row.document),
-                seen_day=_day(window.sweep.started_at),
-                expected_gpus=wanted.get(row.key, wanted.get(row.name, counts.get(row.id))),
-                faults=tuple(faults.get(row.id, ())),
-                planned=planned,
-                usable=usable,
-                unusable=unusable,
-            )
-        )
-    for row in _peer_rows(connection, window, set(ids)):
-        seen = window.sweeps[row.sweep_id][0]
-        peer = HostEvidence(row.key, row.name, row.shape, None, seen_day=seen, is_subject=False)
-        hosts.append(peer)
-        ids.append(row.id)
-    return hosts, ids
-
-
-def _devices_of(document: Mapping[str, Any]) -> Topology:
-    """The part of a topology that verdicts look at: devices, slots, NVLink paths."""
-    gpus = [
-        {**g, "nvlink": {**g["nvlink"], "links": []}} if g.get("nvlink") else g
-        for g in document["gpus"]
-    ]
-    paths = [p for p in document["paths"] if str(p.get("smi") or "").startswith("NV")]
-    unread = {"cpus": {}, "numa_nodes": [], "numa_distances": {"nodes": [], "matrix": []}}
-    return Topology.from_json({**document, **unread, "gpus": gpus, "paths": paths})
-
-
-def _peer_rows(connection: Connection, window: _Window, known: set[int]) -> list[Any]:
-    """Other hosts of the window, as they were seen last."""
-    sh, h, t = schema.sweep_host, schema.host, schema.topology
-    found: dict[int, Any] = {}
-    for some in chunks(window.sweeps):
-        query = (
-            sa.select(h.c.id, h.c.key, sh.c.name, sh.c.sweep_id, t.c.shape)
-            .select_from(sh.join(h).outerjoin(t, t.c.id == sh.c.topology_id))
-            .where(sh.c.sweep_id.in_(some), h.c.retired_on.is_(None))
-        )
-        for row in connection.execute(query):
-            other = found.get(row.id)
-            starts = [window.sweeps[r.sweep_id][1] for r in (row, other) if r is not None]
-            if row.id not in known and (other is None or starts[0] > starts[1]):
-                found[row.id] = row
-    return [found[i] for i in sorted(found)]
-
-
-def _most_gpus(connection: Connection, window: _Window) -> dict[int, int]:
-    """The most GPUs that a host had on any night of the window, by host id."""
-    sh = schema.sweep_host
-    most: dict[int, int] = {}
-    for some in chunks(window.sweeps):
-        query = sa.select(sh.c.host_id, sh.c.description).where(sh.c.sweep_id.in_(some)).distinct()
-        for row in connection.execute(query):
-            count = len((row.description or {}).get("devices") or ())
-            most[row.host_id] = max(count, most.get(row.host_id, 0))
-    return {host: count for host, count in most.items() if count}
-
-
-def _configured(text: str | None) -> dict[str, int]:
-    """GPUs that the configuration expects, by the host's id and address."""
-    from topobench import yaml_strict
-    from topobench.errors import ConfigError
-
-    try:
-        table = yaml_strict.parse(text or "", "config", [])
-    except ConfigError:
-        return {}
-    found: dict[str, int] = {}
-    for entry in table.entries if table else ():
-        if entry.key == "hosts" and isinstance(entry.value, yaml_strict.Listing):
-            for item in entry.value.items:
-                if isinstance(item, yaml_strict.Table):
-                    told = {e.key: getattr(e.value, "value", "") for e in item.entries}
-                    if str(told.get("gpus", "")).isdigit():
-                        names = [told[k] for k in ("id", "host") if told.get(k)]
-                        found.update(dict.fromkeys(names, int(told["gpus"])))
-    return found
-
-
-def _faults(connection: Connection, sweep_id: int) -> dict[int, list[Fault]]:
-    """What runs of the sweep said of broken hardware, by host id."""
-    r, s, d, ds = schema.run, schema.series, schema.run_detail, schema.device_set
-    told = [d.c.warnings.cast(sa.Text).like(f"%{code}%") for code in FAULTS]
-    query = (
-        sa.select(
-            *(s.c.host_id, r.c.reason_code, r.c.reason, d.c.warnings, ds.c.label, ds.c.n_devices)
-        )
-        .select_from(r.join(s).join(d).join(ds))
-        .where(r.c.sweep_id == sweep_id, sa.or_(r.c.reason_code.in_(list(FAULTS)), *told))
-        .order_by(r.c.id)
-    )
-    found: dict[int, list[Fault]] = defaultdict(list)
-    for row in connection.execute(query):
-        device = row.label if row.n_devices == 1 else None
-        texts = [f"{row.reason_code}: {row.reason}", *map(str, row.warnings or ())]
-        for text in texts:
-            code, _, rest = text.partition(": ")
-            if code in FAULTS:
-                found[row.host_id].append(Fault(code, rest, device))
-    return found
-
-
-def _cells(connection: Connection, sweep_id: int) -> dict[int, tuple[int, int, dict[str, int]]]:
-    """Cells that were to run, those that gave numbers, and why others did not, by host id."""
-    c, s = schema.cell, schema.series
-    query = (
-        sa.select(s.c.host_id, c.c.status, c.c.reason_code, sa.func.count().label("n"))
-        .select_from(c.join(s))
-        .where(c.c.sweep_id == sweep_id, c.c.status.not_in([str(x) for x in _IDLE]))
-        .group_by(s.c.host_id, c.c.status, c.c.reason_code)
-    )
-    planned: Counter[int] = Counter()
-    usable: Counter[int] = Counter()
-    unusable: dict[int, Counter[str]] = defaultdict(Counter)
-    for row in connection.execute(query):
-        planned[row.host_id] += row.n
-        if row.status in MEASURED:
-            usable[row.host_id] += row.n
-        else:
-            unusable[row.host_id][row.reason_code or row.status] += row.n
-    return {host: (n, usable[host], dict(unusable[host])) for host, n in planned.items()}
-
-
-def _readings(connection: Connection, window: _Window) -> Columns:
+def _readings(connection: Connection, window: Window) -> Columns:
     """Every usable reading of a judged unit in the window, as columns of numbers."""
     m, e = schema.metric, schema.environment
     judged = sa.select(m.c.id).where(m.c.better != 0, m.c.unit.in_(_JUDGED_UNITS))
@@ -333,7 +170,7 @@ def _readings(connection: Connection, window: _Window) -> Columns:
     return columns
 
 
-def _series(connection: Connection, window: _Window, columns: Columns) -> dict[int, Series]:
+def _series(connection: Connection, window: Window, columns: Columns) -> dict[int, Series]:
     """What each series of the readings measures."""
     s, p, a, ds = schema.series, schema.probe_case, schema.arm, schema.device_set
     classes = _path_classes(connection, window)
@@ -362,7 +199,7 @@ def _series(connection: Connection, window: _Window, columns: Columns) -> dict[i
     return found
 
 
-def _path_classes(connection: Connection, window: _Window) -> dict[int, str]:
+def _path_classes(connection: Connection, window: Window) -> dict[int, str]:
     """Farthest path class of the devices of a series, as planned in the newest nights."""
     c = schema.cell
     newest = max(day for day, _ in window.sweeps.values())
@@ -379,7 +216,7 @@ def _path_classes(connection: Connection, window: _Window) -> dict[int, str]:
 
 
 def _matrix(
-    columns: Columns, rows: NDArray[np.intp], tracks: int, window: _Window
+    columns: Columns, rows: NDArray[np.intp], tracks: int, window: Window
 ) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.intp]]:
     """Days, values and versions, tracks x nights; the last sweep of a day, all its processes."""
     import numpy as np
@@ -411,7 +248,7 @@ def _matrix(
 
 
 def _cuts(
-    connection: Connection, window: _Window, ids: Sequence[int], days: NDArray[np.intp]
+    connection: Connection, window: Window, ids: Sequence[int], days: NDArray[np.intp]
 ) -> NDArray[np.intp]:
     """How many recorded changes that cut a history lie before each night, by host."""
     import numpy as np
@@ -422,7 +259,7 @@ def _cuts(
     query = sa.select(e.c.host_id, e.c.at, e.c.kind, e.c.source).where(e.c.at <= window.as_of)
     for row in connection.execute(query):
         if row.host_id in place and (row.source == "human" or row.kind not in HEALTH_CODES):
-            counted[place[row.host_id], np.searchsorted(days, _day(row.at)) :] += 1
+            counted[place[row.host_id], np.searchsorted(days, day_of(row.at)) :] += 1
     return counted
 
 
