@@ -163,7 +163,8 @@ def host_sweeps(store: Store, cluster: str, host: str, limit: int = 30) -> list[
     """
     The newest sweeps that a host took part in.
 
-    Keys: id, status, profile, started_at, ended_at, synthetic, counts (cells by status).
+    Keys: id, status, profile, started_at, ended_at, synthetic, counts (cells of the host that
+    ran, by status).
 
     Args:
         host: Key.
@@ -180,7 +181,7 @@ def host_sweeps(store: Store, cluster: str, host: str, limit: int = 30) -> list[
             .limit(limit)
         )
         rows = connection.execute(query).all()
-        counts = _counts(connection, [r.id for r in rows], rows[0].host_id if rows else None)
+        counts = _ran(connection, [r.id for r in rows], rows[0].host_id) if rows else {}
     return [
         {
             "id": row.uuid,
@@ -199,7 +200,7 @@ def progress(store: Store, sweep: str) -> Document:
     """How far a sweep is: id, status, estimated_seconds, started_at, counts of its cells."""
     with reading(store.engine) as connection:
         row = find_sweep(connection, sweep)
-        counts = _counts(connection, [row.id], None).get(row.id, {})
+        counts = _counts(connection, [row.id]).get(row.id, {})
     return {
         "id": row.uuid,
         "status": row.status,
@@ -248,18 +249,31 @@ def sweep_hosts(store: Store, sweep: str) -> list[Document]:
     ]
 
 
-def _counts(
-    connection: sa.Connection, sweeps: Sequence[int], host: int | None
-) -> dict[int, dict[str, int]]:
+def _counts(connection: sa.Connection, sweeps: Sequence[int]) -> dict[int, dict[str, int]]:
     """Cells by status of each sweep."""
-    c, s = schema.cell, schema.series
+    c = schema.cell
     query = (
         sa.select(c.c.sweep_id, c.c.status, sa.func.count())
         .where(c.c.sweep_id.in_(list(sweeps)))
         .group_by(c.c.sweep_id, c.c.status)
     )
-    if host is not None:
-        query = query.select_from(c.join(s, s.c.id == c.c.series_id)).where(s.c.host_id == host)
+    return _tallied(connection, query)
+
+
+def _ran(connection: sa.Connection, sweeps: Sequence[int], host: int) -> dict[int, dict[str, int]]:
+    """The same of one host's cells that ran: found by its series, not by all cells of a sweep."""
+    c, r, s = schema.cell, schema.run, schema.series
+    own = sa.select(s.c.id).where(s.c.host_id == host)
+    query = (
+        sa.select(r.c.sweep_id, c.c.status, sa.func.count())
+        .select_from(r.join(c, sa.and_(c.c.id == r.c.cell_id, c.c.attempt == r.c.attempt)))
+        .where(r.c.series_id.in_(own), r.c.sweep_id.in_(list(sweeps)))
+        .group_by(r.c.sweep_id, c.c.status)
+    )
+    return _tallied(connection, query)
+
+
+def _tallied(connection: sa.Connection, query: sa.Select[Any]) -> dict[int, dict[str, int]]:
     found: dict[int, dict[str, int]] = {}
     for sweep, status, number in connection.execute(query):
         found.setdefault(sweep, {})[status] = number
@@ -288,7 +302,7 @@ def newest_sweeps(store: Store) -> list[Document]:
             .order_by(c.c.name, s.c.id)
         )
         rows = {row.cluster: row for row in connection.execute(query)}
-        counts = _counts(connection, [r.id for r in rows.values()], None)
+        counts = _counts(connection, [r.id for r in rows.values()])
     return [
         {
             "id": row.uuid,
