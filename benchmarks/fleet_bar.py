@@ -105,28 +105,28 @@ def build(url: str, hosts: int, nights: int) -> float:
     """Make a store; returns the seconds it took."""
     begun = time.monotonic()
     with Store.open(url) as store:
-        first = _first_night(hosts)
+        first = _first_night(hosts, nights)
         store.begin_sweep(
             id=first.id, cluster=first.cluster, profile="standard", trigger="cron", seed=1,
-            tool_version=__version__, started_at=_days_ago(first.started_at, nights - 1),
+            tool_version=__version__, started_at=first.started_at,
             hosts=first.hosts, cells=first.cells,
         )  # fmt: skip
         store.put_runs(first.id, first.runs)
-        store.end_sweep(first.id, ended_at=_days_ago(first.ended_at, nights - 1))
+        store.end_sweep(first.id, ended_at=first.ended_at)
         copier = _Copier(store, nights)
         for night in range(1, nights):
             copier.copy(night)
             if night % 10 == 0:
                 print(f"night {night} of {nights}: {time.monotonic() - begun:.0f} s", flush=True)
         copier.finish()
-        begins = _days_ago(first.started_at, nights)
+        begins = _day_before(first.started_at)
         add_price(store, Price(SXM.name, "cloud_hour", 28.0, "USD", valid_from=begins))
     return time.monotonic() - begun
 
 
-def _first_night(hosts: int) -> Sweep:
-    """One sweep of the synthetic fleet, cut to 50 cases of 2 metrics, without samples."""
-    *_, sweep = sweeps(Fleet(hosts, 1, 1, (), last_night(None)))
+def _first_night(hosts: int, nights: int) -> Sweep:
+    """One sweep of the synthetic fleet so long ago: 50 cases of 2 metrics, without samples."""
+    *_, sweep = sweeps(Fleet(hosts, 1, 1, (), last_night(None) - datetime.timedelta(nights - 1)))
     places = {h.key: [g.key for g in h.topology.gpus] for h in sweep.hosts}
     cells = tuple(c for c in sweep.cells if c.process_no == 0 and _is_chosen(c, places[c.host]))
     assert len(cells) == hosts * CASES, len(cells)
@@ -248,8 +248,8 @@ class _Copier:
         return f'"{column}"'
 
 
-def _days_ago(text: str, days: int) -> str:
-    return time_text(parse_time(text) - datetime.timedelta(days=days))
+def _day_before(text: str) -> str:
+    return time_text(parse_time(text) - datetime.timedelta(days=1))
 
 
 def measure(

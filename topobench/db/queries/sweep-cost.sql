@@ -19,12 +19,12 @@ WITH spent AS (
         coalesce(sum(r.duration_seconds * s.n_hosts), 0) / 3600 AS host_hours,
         coalesce(sum(r.duration_seconds * ds.n_devices), 0) / 3600 AS gpu_hours
     FROM sweep w
-    JOIN cell c ON c.sweep_id = w.id
+    CROSS JOIN cell c
     JOIN series s ON s.id = c.series_id
     JOIN host h ON h.id = s.host_id
     JOIN device_set ds ON ds.id = s.device_set_id
     LEFT JOIN run r ON r.cell_id = c.id
-    WHERE w.started_at >= :since
+    WHERE c.sweep_id = w.id AND w.started_at >= :since
     GROUP BY c.sweep_id, h.sku_id, h.cluster_id, s.source, s.synthetic
 )
 SELECT
