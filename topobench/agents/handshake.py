@@ -11,16 +11,18 @@ from typing import Any
 
 
 def greet() -> dict[str, Any]:
-    """Interpreter, Python, topobench's version and source digest (None where absent)."""
+    """Interpreter, clock, Python, topobench's version and source digest (None where absent)."""
     import hashlib
     import importlib.util
     import pathlib
     import platform
     import re
     import sys
+    import time
 
     answer: dict[str, Any] = {
         "interpreter": sys.executable,
+        "unix_seconds": time.time(),
         "python": platform.python_version(),
         "topobench": None,
         "source_digest": None,

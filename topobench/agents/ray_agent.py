@@ -36,6 +36,8 @@ PULSE_SECONDS = 2.0
 SILENT_SECONDS = 12.0
 """A host that gave none for so long is lost."""
 _LOOK_SECONDS = 1.0
+CLOCK_SECONDS = 1.0
+"""Clocks of two hosts may differ by that much unremarked."""
 DESCRIBE_SECONDS = 180.0
 """Longest wait for a host's first answer; a cold torch import on a GPU host takes 60 s."""
 
@@ -322,10 +324,11 @@ def connect(
     with _ray(address, sweep, require_token, options or {}, carried):
         base = HostRequest(sweep=sweep, env=dict(env or {}), lock=lock, idle=idle)
         targets, missing = _targets(base, hosts, address)
-        agents, failures = _start(targets)
+        agents, failures, notes = _start(targets)
         try:
             with Pulse(agents):
-                yield Connection(agents, [*missing, *failures], list(_open_to_all(address)))
+                warnings = [*_open_to_all(address), *notes]
+                yield Connection(agents, [*missing, *failures], warnings)
         finally:
             _close(agents)
 
@@ -461,25 +464,41 @@ def _has_token() -> bool:
 def _targets(
     base: HostRequest, hosts: Sequence[HostRequest], address: str
 ) -> tuple[list[Target], list[Failure]]:
-    """Alive Ray nodes to use; hosts wanted that Ray does not know are failures."""
-    alive = [n for n in ray.nodes() if n["Alive"]]
+    """Alive Ray nodes to use; hosts wanted that are none of them, or not one, are failures."""
+    alive = [n for n in ray.nodes() if n["Alive"]]  # a restarted host is listed dead, too
     if not hosts:
         return [_target(n, base) for n in alive], []
-    by_name = {a: n for n in alive for a in (n["NodeManagerHostname"], n["NodeManagerAddress"])}
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for node in alive:
+        for name in {node["NodeManagerHostname"].lower(), node["NodeManagerAddress"].lower()}:
+            by_name.setdefault(name, []).append(node)
     if address == "local" and alive:
-        by_name.update({"localhost": alive[0], "127.0.0.1": alive[0]})
-    known = ", ".join(sorted(n["NodeManagerAddress"] for n in alive)) or "none"
-    targets, missing = [], []
+        by_name.update({"localhost": [alive[0]], "127.0.0.1": [alive[0]]})
+    known = _listed(alive) or "none"
+    targets: dict[str, Target] = {}
+    missing = []
     for wanted in hosts:
-        node = by_name.get(wanted.address)
-        if node is None:
+        found = by_name.get(wanted.address.lower(), [])
+        if len(found) != 1:
             text = f"host {wanted.address} is not an alive Ray node; Ray knows {known}"
+            if found:
+                text = (
+                    f"host {wanted.address} is the name of several Ray nodes: {_listed(found)}; "
+                    "write the address of the one that is meant"
+                )
+            missing.append(Failure(wanted.address, text))
+        elif found[0]["NodeID"] in targets:
+            text = f"host {wanted.address} is a Ray node that another entry of hosts: names, too"
             missing.append(Failure(wanted.address, text))
         else:
             env = {**base.env, **wanted.env}
             settled = replace(wanted, env=env, lock=base.lock, idle=base.idle)
-            targets.append(_target(node, settled))
-    return targets, missing
+            targets[found[0]["NodeID"]] = _target(found[0], settled)
+    return list(targets.values()), missing
+
+
+def _listed(nodes: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(sorted(n["NodeManagerAddress"] for n in nodes))
 
 
 def _target(node: Mapping[str, Any], request: HostRequest) -> Target:
@@ -488,9 +507,9 @@ def _target(node: Mapping[str, Any], request: HostRequest) -> Target:
     return Target(node["NodeID"], address, name, replace(request, address=address))
 
 
-def _start(targets: Sequence[Target]) -> tuple[list[RayAgent], list[Failure]]:
-    """Greet, then start an agent on every target; the hosts answer side by side."""
-    failures = _greet(targets)
+def _start(targets: Sequence[Target]) -> tuple[list[RayAgent], list[Failure], list[str]]:
+    """Greet, then start an agent on every target; also what to know of their clocks."""
+    failures, notes = _greet(targets)
     bad = {f.address for f in failures}
     good = [t for t in targets if t.address not in bad]
     actor_class = ray.remote(HostAgent)
@@ -521,14 +540,15 @@ def _start(targets: Sequence[Target]) -> tuple[list[RayAgent], list[Failure]]:
     if not agents and failures:
         _close(agents)
         raise refused[0] if refused else AgentError("; ".join(f.text for f in failures))
-    return _with_unique_keys(agents), failures
+    return _with_unique_keys(agents), failures, notes
 
 
-def _greet(targets: Sequence[Target]) -> list[Failure]:
-    """Refuse hosts whose topobench is missing or differs from the driver's."""
+def _greet(targets: Sequence[Target]) -> tuple[list[Failure], list[str]]:
+    """Refuse hosts whose topobench is missing or differs from the driver's; compare clocks."""
     ours = handshake.greet()
     ray.cloudpickle.register_pickle_by_value(handshake)
     task = ray.remote(num_cpus=0, max_retries=0)(handshake.greet)
+    sent = time.time()
     waiting = [
         (
             t,
@@ -538,7 +558,7 @@ def _greet(targets: Sequence[Target]) -> list[Failure]:
         )
         for t in targets
     ]
-    failures = []
+    failures, notes = [], []
     for target, answer in waiting:
         try:
             theirs = ray.get(answer, timeout=60)
@@ -549,7 +569,26 @@ def _greet(targets: Sequence[Target]) -> list[Failure]:
             continue
         if theirs["source_digest"] != ours["source_digest"]:
             failures.append(Failure(target.address, _difference(target, ours, theirs)))
-    return failures
+        elif note := clock_note(target.name, theirs["unix_seconds"], sent, time.time()):
+            notes.append(note)
+    return failures, notes
+
+
+def clock_note(name: str, told: float, asked: float, answered: float) -> str | None:
+    """
+    A warning if a host's clock is off by more than a second; times of runs are the hosts' own.
+
+    Args:
+        told: The host's clock at some moment between ``asked`` and ``answered``.
+    """
+    off = told - asked if told < asked else told - answered if told > answered else 0.0
+    if abs(off) <= CLOCK_SECONDS:
+        return None
+    way = "behind" if off < 0 else "ahead of"
+    return (
+        f"clock_skew: the clock of host {name} is at least {abs(off):.1f} s {way} the driver's; "
+        "synchronise them (chrony, systemd-timesyncd), or times of runs will mislead"
+    )
 
 
 def _difference(target: Target, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
