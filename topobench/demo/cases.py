@@ -15,7 +15,6 @@ from topobench.config import BindingChoice, ProbeChoice
 from topobench.demo.effects import GPUS
 from topobench.demo.hosts import Sku
 from topobench.layout import Choice
-from topobench.probes import registry
 from topobench.reading import Arm, Binding, Case, Scalar
 from topobench.topology import Gpu, Topology
 
@@ -236,10 +235,8 @@ def _prefill(speeds: Speeds, topology: Topology) -> Iterator[Series]:
 
 
 def _prefill_case(tokens: int, dtype: str) -> Case:
-    params: dict[str, Scalar] = {"shape": "llama3-8b", "sequence": tokens, "dtype": dtype}
-    if "prefill" in registry.PROBES:
-        return _timed("prefill", **params)[0]
-    return Case("prefill", 1, {**params, "batch": 1, "tensor_parallel": 1, "mode": "graph"})
+    shape: dict[str, Scalar] = {"shape": "llama3-8b", "sequence": tokens, "batch": 1}
+    return Case("prefill", 1, {**shape, "dtype": dtype, "tensor_parallel": 1, "mode": "graph"})
 
 
 def _peers(speeds: Speeds, topology: Topology) -> Iterator[Series]:
