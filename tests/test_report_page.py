@@ -7,6 +7,7 @@ import hashlib
 import html
 import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,14 @@ def test_the_command_writes_one_whole_file(
     assert "name another file" in capsys.readouterr().err
     assert cli.main(["report", "--store", url, "--hosts", "h1"]) == 2
     assert "--html" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    with pytest.raises(UsageError, match=r"plotly .* pip install 'topobench\[web\]'"):
+        render_report(Sight(documents.eight_gpu_sweep()))
 
 
 def test_an_imported_sweep_and_a_synthetic_one_say_so(tmp_path: Path) -> None:

@@ -65,10 +65,17 @@ class Address:
 
 def make_app(site: Site, address: Address) -> Starlette:
     """The application; it reads the store and changes nothing."""
-    names = None
-    if address.token is None:
-        names = frozenset(LOOPBACK | {address.host})
+    names = frozenset(LOOPBACK | {address.host}) if address.token is None else None
+    app = Starlette(
+        routes=_routes(site, address),
+        middleware=[Middleware(Guard, token=address.token, names=names)],
+        exception_handlers={404: _nothing_here, 500: _our_fault},
+    )
+    app.state.limiter = None
+    return app
 
+
+def _routes(site: Site, address: Address) -> list[Route]:
     async def with_few_threads(request: Request, call: Callable[[Request], Response]) -> Response:
         return await anyio.to_thread.run_sync(call, request, limiter=_limiter(request.app))
 
@@ -81,7 +88,7 @@ def make_app(site: Site, address: Address) -> Starlette:
     def html(make: Callable[[Request], str]) -> Callable[[Request], Any]:
         return page(lambda request: HTMLResponse(make(request)))
 
-    routes = [
+    return [
         Route("/", html(lambda r: pages.overview(site, r.query_params))),
         Route("/host", html(lambda r: pages.host(site, r.query_params))),
         Route("/sweeps", html(lambda r: pages.sweeps(site))),
@@ -96,13 +103,6 @@ def make_app(site: Site, address: Address) -> Starlette:
         Route("/login", _login(address), methods=["GET", "POST"]),
         Route("/static/{name}", _static),
     ]
-    app = Starlette(
-        routes=routes,
-        middleware=[Middleware(Guard, token=address.token, names=names)],
-        exception_handlers={404: _nothing_here, 500: _our_fault},
-    )
-    app.state.limiter = None
-    return app
 
 
 def _id(request: Request) -> str:
