@@ -10,7 +10,9 @@ import pytest
 
 from planning import configured, dual, host, planned, small
 from topobench import pairs
-from topobench.plan import batches, estimate_all, estimate_together, make_plan
+from topobench.errors import UsageError
+from topobench.layout_hosts import pair_again
+from topobench.plan import batches, estimate_all, estimate_together, make_plan, plan_like
 from topobench.reading import Cell, ReasonCode, Status
 
 
@@ -108,3 +110,38 @@ def test_a_budget_is_shared_between_hosts_alone_and_together() -> None:
     kept = planned(plan.cells)
     assert any(c.hosts for c in kept)
     assert any(not c.hosts for c in kept)
+
+
+def test_hosts_that_look_slow_meet_one_more_good_host() -> None:
+    hosts = [host(small(), f"h{n:02d}") for n in range(16)]
+    plan = make_plan(configured(probes="host_network"), hosts, seed=1)
+    assert plan.site is not None
+    extra = pair_again(plan.site, hosts, plan.cells, ["h03", "h05"])
+    pairs_met = {c.hosts for c in plan.cells}
+    added = {c.hosts for c in extra}
+    assert len(added) == 2
+    assert not added & pairs_met
+    for pair in added:
+        assert len({"h03", "h05"} & set(pair)) == 1, "its partner is no suspect"
+    assert len({c.id for c in (*plan.cells, *extra)}) == len(plan.cells) + len(extra)
+
+
+def test_nobody_is_paired_again_where_all_have_met() -> None:
+    hosts = [host(small(), f"h{n}") for n in range(4)]
+    plan = make_plan(configured(probes="host_network"), hosts, seed=1)
+    assert plan.site is not None
+    assert pair_again(plan.site, hosts, plan.cells, ["h1"]) == []
+
+
+def test_an_earlier_sweep_is_repeated_on_the_hosts_chosen() -> None:
+    hosts = [host(small(), h) for h in ("h1", "h2", "h3")]
+    first = make_plan(configured(), hosts, seed=1)
+    here = plan_like(configured(hosts="h2"), hosts, first.cells, first.seed)
+    assert [(c.host, c.case, c.arm) for c in here.cells] == [
+        (c.host, c.case, c.arm) for c in planned(first.cells) if c.host == "h2" and not c.hosts
+    ]
+    assert not {c.id for c in here.cells} & {c.id for c in first.cells}
+    assert here.seed == 1
+    assert "of other hosts" in " ".join(here.warnings)
+    with pytest.raises(UsageError, match="measured nothing on the hosts that are here"):
+        plan_like(configured(), [host(small(), "h9")], first.cells, first.seed)
