@@ -25,6 +25,7 @@ def host(name: str = "gpu01", gpus: int = 0, **changes: Any) -> Document:
             {"key": gpu_uuid(name, i), "index": i, "pci_address": f"0000:{16 + i:02x}:00.0"}
             for i in range(gpus)
         ],
+        "shared_paths": [],
         "nvlink": 18 if gpus > 1 else None,
         "nics": 8 if gpus else 1,
         "nvme": 4 if gpus else 0,

@@ -111,7 +111,8 @@ class TestNvbandwidth:
     def test_its_matrix_becomes_readings(self, tmp_path: Path) -> None:
         tool = nvbandwidth(tmp_path)
         found, listener = run(Nvbandwidth(samples=5, program=str(tool.path)))
-        assert [(r.metric, dict(r.point), r.summary.median) for r in found] == [
+        told: list[Any] = [(r.metric, dict(r.point), r.summary.median) for r in found]
+        assert told == [
             ("bandwidth_bytes_per_second", {"row": 0, "column": 0}, pytest.approx(55.4111e9)),
             ("bandwidth_bytes_per_second", {"row": 0, "column": 1}, pytest.approx(55.4425e9)),
         ]

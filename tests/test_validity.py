@@ -16,10 +16,10 @@ from golden import printed
 from topobench import conditions, config, validity
 from topobench.db.store import Store
 from topobench.plan import make_plan
-from topobench.reading import Binding, Reading, ReasonCode, Run, Status, to_json
+from topobench.reading import Binding, Case, Reading, ReasonCode, Run, Status, to_json
 from topobench.report.text import render_sweep
 from topobench.stats import summarise
-from topobench.topology import Cpus, Machine, Topology
+from topobench.topology import Cpus, Known, Machine, PciDevice, PciLink, Topology
 from watched_gpu import cell
 
 NOWHERE = Topology("2026-01-01T00:00:00Z", "/", "none", "full", Machine(), Cpus())
@@ -296,3 +296,54 @@ def test_a_throttled_run_shows_its_reason_and_no_number(tmp_path: Path) -> None:
     assert f"throttled: {name} was slowed by sw_power_cap in 100.0 % of the readings" in shown
     assert shown.count("55.00") == shown.count("raw, not to be used: bandwidth 55.00 GB/s") == 1
     assert "Nothing: no cell gave a number that may be used." in shown
+
+
+class TestBeyondTheHardware:
+    """An H200 behind 16 lanes of 32 GT/s, whose driver tells clock and width of its memory."""
+
+    device = planning.gpu(0)
+    place = replace(
+        planning.topology([planning.node(0, "0-3")], gpus=[device]),
+        pci=(
+            PciDevice(
+                str(device.pci_address),
+                "0x030200",
+                "0x10de",
+                "0x2335",
+                None,
+                "endpoint",
+                Known(0, "sysfs"),
+                link=PciLink(32.0, 16, 32.0, 16),
+            ),
+        ),
+        trust="low",
+    )
+
+    def judged(self, probe: str, metric: str, value: float, **conditions: Any) -> Run:
+        summary = summarise([value] * 10)
+        one = Reading(metric, summary, (value,) * 10, {"device": self.device.key, "rank": 0})
+        there = replace(
+            cell(probe, self.device.key), case=Case(probe, 1, {"direction": "h2d", "op": "copy"})
+        )
+        return validity.judge(run(one, conditions=conditions), there, self.place)
+
+    @pytest.mark.parametrize(("value", "status"), [(63e9, Status.OK), (66e9, Status.INVALID)])
+    def test_a_copy_faster_than_its_slot_is_invalid(self, value: float, status: Status) -> None:
+        found = self.judged("host_to_device", "bandwidth_bytes_per_second", value)
+        assert found.status is status
+        if status is Status.INVALID:
+            assert found.reason is not None
+            assert found.reason.code is ReasonCode.INVALID_VALUE
+            assert found.reason.text.startswith(
+                "bandwidth_bytes_per_second of 66.0 GB/s is above the 63.0 GB/s that the hardware"
+            )
+
+    def test_memory_has_the_bound_that_its_clock_and_width_give(self) -> None:
+        for peak, status in ((4.9e12, Status.OK), (4.0e12, Status.INVALID), (None, Status.OK)):
+            found = self.judged(
+                "device_memory",
+                "bandwidth_bytes_per_second",
+                4.2e12,
+                peak_bytes_per_second=peak,
+            )
+            assert found.status is status

@@ -30,9 +30,6 @@ from topobench.comparability import DISTURBED
 from topobench.measured import Value, grouped
 from topobench.reading import Better, Scalar
 
-BEYOND = 1.02
-"""A number so far beyond what the hardware can do is a mistake of ours, not a pass."""
-
 _WORST = (
     Answer.FAIL,
     Answer.IMPOSSIBLE,
@@ -252,9 +249,9 @@ def _with_limit(rule: Rule, found: Found, bound: Limit | None) -> Found:
     found = replace(found, ceiling=bound.value, ceiling_source=bound.source)
     if found.lo is not None and found.hi is not None:
         beyond = (
-            found.lo > bound.value * BEYOND
+            found.lo > bound.value * ceilings.BEYOND
             if rule.metric.better is Better.HIGHER
-            else found.hi < bound.value / BEYOND
+            else found.hi < bound.value / ceilings.BEYOND
         )
         if beyond:
             reason = "measured beyond what the hardware can do: the number or discovery is wrong"

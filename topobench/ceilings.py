@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from topobench.pcie import link_bytes_per_second
-from topobench.reading import Scalar
+from topobench.reading import Cell, Reading, Run, Scalar
 from topobench.topology import Gpu, Topology
 from topobench.units import format_rate
 
@@ -21,6 +21,8 @@ COLLECTIVES = frozenset(
         *("broadcast", "reduce", "send_recv", "ring_p2p"),
     }
 )
+BEYOND = 1.02
+"""A number so far beyond a bound is a mistake; less may be rounding of either."""
 _COPIES = frozenset(
     {
         "bandwidth_bytes_per_second",
@@ -78,6 +80,39 @@ def limit(wanted: Measurement, topology: Topology) -> Limit | None:
     if wanted.probe in COLLECTIVES and len(chosen) > 1:
         return _collective(wanted, chosen, topology)
     return None
+
+
+def beyond(cell: Cell, run: Run, topology: Topology) -> tuple[Reading, Limit] | None:
+    """
+    The first reading of a run that no hardware like this can give, and the bound it breaks.
+
+    A reading of one device (point ``device``) is held against what that device can do.
+    """
+    peak = run.conditions.get("peak_bytes_per_second")
+    wrapped = cell.case.probe == "nccl_tests"
+    for reading in run.readings:
+        device = reading.point.get("device")
+        devices = cell.devices if device is None else (str(device),)
+        wanted = Measurement(
+            probe=str(cell.case.params.get("op")) if wrapped else cell.case.probe,
+            metric=reading.metric,
+            params=cell.case.params,
+            devices=devices,
+            n_ranks=len(cell.devices) if wrapped else cell.ranks,
+            n_hosts=max(1, len(set(cell.hosts))),
+            peak_bytes_per_second=peak if isinstance(peak, float) and peak > 0 else None,
+        )
+        bound = limit(wanted, topology)
+        if bound is not None and _is_beyond(reading, bound):
+            return reading, bound
+    return None
+
+
+def _is_beyond(reading: Reading, bound: Limit) -> bool:
+    median = reading.summary.median
+    if reading.metric.endswith("_per_second"):
+        return median > BEYOND * bound.value
+    return median * BEYOND < bound.value
 
 
 def slot_bytes_per_second(gpu: Gpu, topology: Topology) -> float | None:

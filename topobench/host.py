@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from topobench.reading import to_json
+from topobench.shared_paths import shared_paths
 from topobench.sku import sku_name
 from topobench.topology import Topology, parse_cpu_list
 
@@ -132,8 +133,9 @@ def describe(topology: Topology) -> dict[str, Any]:
     What a host is, in a few plain facts, for reports and the ``hosts`` of JSON documents.
 
     Keys: sku, cpu_model, cpus (allowed count), numa_nodes (with CPUs), memory_bytes,
-    gpus ([{model, count}]), devices ([{key, index, pci_address}]: the whole GPUs), nvlink
-    (largest active count or None), nics, nvme, virtualization, trust, kernel, driver, cuda.
+    gpus ([{model, count}]), devices ([{key, index, pci_address}]: the whole GPUs), shared_paths
+    ([{kind, name, devices}]: what several of them hang on), nvlink (largest active count or None),
+    nics, nvme, virtualization, trust, kernel, driver, cuda.
     """
     memory = [n.memory_bytes for n in topology.numa_nodes if n.memory_bytes]
     gpus = [g for g in topology.gpus if not g.is_slice]
@@ -152,6 +154,7 @@ def describe(topology: Topology) -> dict[str, Any]:
             for g in topology.gpus
             if not g.is_slice
         ],
+        "shared_paths": to_json(shared_paths(topology)),
         "nvlink": max(links) if links else None,
         "nics": len(topology.nics),
         "nvme": len(topology.nvme),

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from topobench import ceilings, stats
 from topobench import conditions as words
-from topobench import stats
 from topobench.reading import MEASURED, Cell, Reading, Reason, ReasonCode, Run, Status, to_json
 from topobench.topology import Topology
-from topobench.units import format_bytes, format_percent
+from topobench.units import format_bytes, format_percent, format_rate, format_seconds
 
 POWER_BOUND = frozenset({"gemm", "prefill", "decode", "serving"})
 """Probes whose steady state is the power limit: there the cap is a fact, not a fault."""
@@ -102,6 +102,7 @@ def judge(run: Run, cell: Cell, topology: Topology) -> Run:
     warnings = [str(f) for f in found if f.status is None and f.code not in known]
     warnings += _cap_warnings(run.conditions, cell, topology)
     grave = [f for f in found if f.status is not None]
+    grave += _impossible(run, cell, topology)
     if run.status not in MEASURED:
         warnings += map(str, grave)  # it failed by itself; these may be why
     elif grave:
@@ -113,6 +114,24 @@ def judge(run: Run, cell: Cell, topology: Topology) -> Run:
         run,
         readings=tuple(replace(r, times=()) for r in run.readings),
         warnings=(*run.warnings, *dict.fromkeys(warnings)),
+    )
+
+
+def _impossible(run: Run, cell: Cell, topology: Topology) -> Iterator[Finding]:
+    """A number beyond what discovery says the hardware can do; one of the two is wrong."""
+    found = ceilings.beyond(cell, run, topology)
+    if found is None:
+        return
+    reading, bound = found
+    speed = reading.metric.endswith("_per_second")
+    shown = format_rate if speed else format_seconds
+    told, most = shown(reading.summary.median), shown(bound.value)
+    word = "above" if speed else "below"
+    yield Finding(
+        ReasonCode.INVALID_VALUE,
+        f"{reading.metric} of {told} is {word} the {most} that the hardware allows "
+        f"({bound.source}): the number or discovery is wrong",
+        Status.INVALID,
     )
 
 

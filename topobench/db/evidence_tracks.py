@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from topobench.ceilings import slot_bytes_per_second
 from topobench.topology import Topology
 from topobench.units import format_bytes
 from topobench.user_command import PROBE as COMMAND
@@ -175,11 +176,9 @@ class _Ceilings:
         self._nvlinks: dict[tuple[str, str], float | None] = {}
         if topology is None:
             return
-        links = {d.address: d.link for d in topology.pci}
         names = {g.name: g.key for g in topology.gpus}
         for gpu in topology.gpus:
-            link = links.get(gpu.pci_address or "")
-            self._slots[gpu.key] = link.effective_max_bytes_per_second if link else None
+            self._slots[gpu.key] = slot_bytes_per_second(gpu, topology)
         for path in topology.paths:
             if path.a in names and path.b in names and (path.smi or "").startswith("NV"):
                 speed = path.nominal_bytes_per_second

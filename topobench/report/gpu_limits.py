@@ -1,0 +1,195 @@
+"""What limits the GPUs of a sweep: measured roofs, losses by sharing, published figures."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+
+from topobench import contention, expectations, roofline
+from topobench.contention import Contention
+from topobench.device_figures import DeviceFigure, device_figures
+from topobench.expectations import Deviation, Kind
+from topobench.report.figures import quantity
+from topobench.report.records import Places
+from topobench.report.safe import clean
+from topobench.report.sheet import Prose
+from topobench.report.words import count
+from topobench.roofline import Bound, Roof
+from topobench.shared_paths import SharedPath
+from topobench.units import format_bytes, format_percent, format_rate, format_seconds
+
+Cell = Mapping[str, Any]
+Host = Mapping[str, Any]
+
+MOST_LINES = 16
+_LINKS = {"h2d": "to the device", "d2h": "from it", "both": "both ways"}
+
+
+def roofline_section(cells: Sequence[Cell], places: Places) -> Iterator[RenderableType]:
+    """The measured roof of each GPU, equal words told once, and what bounds each work."""
+    figures = device_figures(cells)
+    roofs = {p: r for p, r in roofline.roofs(figures).items() if _is_roof(r)}
+    if not roofs:
+        return
+    for text, where in _alike({p: _roof_text(r) for p, r in roofs.items()}):
+        yield Prose(f"{_gpus(where, places)}: {text}")
+    for bound, works in _works(figures, roofs).items():
+        yield Prose(f"bound by {bound}: {'; '.join(works)}")
+
+
+def contention_section(
+    cells: Sequence[Cell], hosts: Sequence[Host], places: Places
+) -> Iterator[RenderableType]:
+    """What GPUs lose when all are measured at once, by what they share."""
+    paths = {
+        h["key"]: [SharedPath.from_json(p) for p in h["description"].get("shared_paths") or ()]
+        for h in hosts
+    }
+    found = contention.find(device_figures(cells), paths)
+    for loss in _worst_of_each_path(found):
+        yield Prose(_loss_text(loss, places), style="yellow")
+
+
+def expectations_section(
+    cells: Sequence[Cell], hosts: Sequence[Host], places: Places
+) -> Iterator[RenderableType]:
+    """Figures far from published ones; advice, never a verdict."""
+    models = {
+        h["key"]: h["description"]["gpus"][0]["model"]
+        for h in hosts
+        if len(h["description"].get("gpus") or ()) == 1
+    }
+    found = expectations.deviations(device_figures(cells), models)
+    for deviation in found[:MOST_LINES]:
+        yield Prose(_deviation_text(deviation, places), style="yellow")
+    if len(found) > MOST_LINES:
+        more = count(len(found) - MOST_LINES, "figure")
+        yield Prose(f"{more} more far from a published one")
+
+
+def _is_roof(roof: Roof) -> bool:
+    return any((roof.memory, roof.flop, roof.link, roof.launch))
+
+
+def _roof_text(roof: Roof) -> str:
+    parts = [f"memory {format_rate(roof.memory)}"] if roof.memory else []
+    parts += [f"{d} {quantity('flop_per_second', v)}" for d, v in sorted(roof.flop.items())]
+    parts += [
+        f"host link {format_rate(roof.link[d])} {words}"
+        for d, words in _LINKS.items()
+        if d in roof.link
+    ]
+    parts += [f"launch {format_seconds(roof.launch)}"] if roof.launch else []
+    for dtype in sorted(roof.flop):
+        if ridge := roof.ridge(dtype):
+            parts.append(f"{dtype} work is bound by compute from {ridge:.0f} FLOP a byte on")
+    if size := roof.launch_bytes("h2d"):
+        parts.append(f"a copy of {format_bytes(round(size))} takes as long as a launch")
+    return ", ".join(parts)
+
+
+def _alike(
+    texts: Mapping[tuple[str, str], str],
+) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Places by their text, in order."""
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for place, text in texts.items():
+        found[text].append(place)
+    shown = list(found.items())
+    return shown[:MOST_LINES]
+
+
+def _gpus(where: Sequence[tuple[str, str]], places: Places) -> str:
+    """``GPU 0-3`` of one host; of several, each host's."""
+    by_host: dict[str, list[str]] = defaultdict(list)
+    for host, device in where:
+        by_host[host].append(device)
+    return ", ".join(
+        places.unit({"host": host, "devices": sorted(found), "ranks": len(found)})
+        for host, found in by_host.items()
+    )
+
+
+def _works(
+    figures: Sequence[DeviceFigure], roofs: Mapping[tuple[str, str], Roof]
+) -> dict[Bound, list[str]]:
+    """Probes and sizes by what bounds them on the first GPU that knows."""
+    classes: dict[tuple[str, str], Bound] = {}
+    sizes: dict[tuple[Bound, str], list[int]] = defaultdict(list)
+    for figure in figures:
+        roof = roofs.get((figure.host, figure.devices[0]))
+        work = roofline.work_of(figure.probe, figure.params)
+        bound = roofline.bound_of(work, roof) if work and roof else None
+        size = figure.params.get("bytes")
+        name = _work_name(figure)
+        if bound is None or (name, str(size)) in classes:
+            continue
+        classes[name, str(size)] = bound
+        sizes[bound, name] += [size] if isinstance(size, int) else []
+    return {
+        bound: [f"{n}{_sizes_text(found)}" for (b, n), found in sizes.items() if b is bound]
+        for bound in Bound
+        if any(b is bound for b, _ in sizes)
+    }
+
+
+def _work_name(figure: DeviceFigure) -> str:
+    keys = ("op", "direction", "dtype", "size", "mode")
+    words = [clean(figure.params[k]) for k in keys if figure.params.get(k) is not None]
+    return " ".join([clean(figure.probe), *words])
+
+
+def _sizes_text(sizes: Sequence[int]) -> str:
+    if not sizes:
+        return ""
+    ends = [format_bytes(s) for s in (min(sizes), max(sizes))]
+    return f" {ends[0]}" if ends[0] == ends[1] else f" {ends[0]} to {ends[1]}"
+
+
+def _worst_of_each_path(found: Sequence[Contention]) -> list[Contention]:
+    """One line for each path and host: the kind of measurement that loses most."""
+    worst: dict[tuple[str, SharedPath | None], Contention] = {}
+    for loss in found:
+        key = loss.host, loss.path
+        if key not in worst or loss.share < worst[key].share:
+            worst[key] = loss
+    return sorted(worst.values(), key=lambda c: c.share)[:MOST_LINES]
+
+
+def _loss_text(loss: Contention, places: Places) -> str:
+    figure = loss.figure
+    size = figure.params.get("bytes")
+    work = _work_name(figure) + (f" {format_bytes(size)}" if isinstance(size, int) else "")
+    alone, together, total = (
+        quantity(figure.metric, v) for v in (loss.alone, loss.together, loss.total)
+    )
+    devices = _gpus([(loss.host, d) for d in loss.devices], places)
+    if loss.path is None:
+        shared = "they share no path that is known"
+    else:
+        shared = f"they share the {loss.path.kind} {clean(loss.path.name)}"
+    return (
+        f"{devices}: {together} each with all GPUs at once, {alone} alone "
+        f"({format_percent(loss.share)}), {total} together, in {work}, arm {clean(figure.arm)}; "
+        f"{shared}"
+    )
+
+
+def _deviation_text(found: Deviation, places: Places) -> str:
+    figure, wanted = found.figure, found.expectation
+    size = figure.params.get("bytes")
+    work = _work_name(figure) + (f" {format_bytes(size)}" if isinstance(size, int) else "")
+    told, value = (quantity(figure.metric, v) for v in (figure.value, wanted.value))
+    where = _gpus([(figure.host, d) for d in figure.devices], places)
+    what = {
+        Kind.MEASURED: "others measured",
+        Kind.FLOOR: "an operator asks for at least",
+        Kind.THEORY: "the makers say at most",
+    }[wanted.kind]
+    return (
+        f"{where}: {work}: {told} is {found.ratio:.2f} x of the {value} that {what} "
+        f"({wanted.source}, {wanted.date})"
+    )
