@@ -84,8 +84,8 @@ class Joint:
             while waiting or running:
                 if self.stop.is_set():
                     waiting.clear()
-                for batch in self._startable(waiting, running.values()):
-                    waiting.remove(batch)
+                startable, waiting = self._startable(waiting, running.values())
+                for batch in startable:
                     running[pool.submit(self._run_batch, batch)] = frozenset(batch[0].hosts)
                 done, _ = concurrent.futures.wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -94,18 +94,17 @@ class Joint:
 
     def _startable(
         self, waiting: Sequence[list[Cell]], running: Iterable[frozenset[str]]
-    ) -> list[list[Cell]]:
-        """Batches whose hosts neither work nor are wanted by a batch before them."""
+    ) -> tuple[list[list[Cell]], list[list[Cell]]]:
+        """Batches whose hosts neither work nor are wanted by one before them; and the rest."""
         taken = set[str]().union(*running)
-        found = []
-        for batch in waiting:
-            hosts = set(batch[0].hosts)
-            if not hosts & taken:
-                found.append(batch)
-            taken |= hosts
+        found: list[list[Cell]] = []
+        rest: list[list[Cell]] = []
+        for number, batch in enumerate(waiting):
             if len(taken) >= len(self.agents):
-                break
-        return found
+                return found, [*rest, *waiting[number:]]
+            (rest if taken.intersection(batch[0].hosts) else found).append(batch)
+            taken.update(batch[0].hosts)
+        return found, rest
 
     def _run_batch(self, batch: Sequence[Cell]) -> None:
         fresh = True
