@@ -122,6 +122,17 @@ def test_gpu_that_nvml_may_not_open_is_no_access(root: Path) -> None:
     assert [g.state for g in found.gpus] == ["ok", "no_access"]
 
 
+def test_compute_modes_that_keep_processes_out_are_warnings(root: Path) -> None:
+    one = gpu(0, "0000:1a:00.0", DeviceGetComputeMode=3)
+    found = seen(root, one, gpu(1, "0000:9b:00.0", DeviceGetComputeMode=2))
+    assert [g.compute_mode for g in found.gpus] == ["exclusive", "prohibited"]
+    named = [subject for code, subject in codes(found) if code == "compute_mode"]
+    assert named == ["gpu:0", "gpu:1"]
+    plain = seen(root, gpu(0, "0000:1a:00.0", DeviceGetComputeMode=0), gpu(1, "0000:9b:00.0"))
+    assert [g.compute_mode for g in plain.gpus] == ["default", None]
+    assert "compute_mode" not in {code for code, _ in codes(plain)}
+
+
 @pytest.mark.parametrize("missing", sorted(gpu(0, "0000:1a:00.0")))
 def test_any_call_may_fail_alone(root: Path, missing: str) -> None:
     """The GPU stays, with the reason kept, whichever one function refuses."""

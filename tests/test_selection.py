@@ -107,6 +107,21 @@ class TestBrokenGpus:
         assert [c.devices for c in plan.cells if c.reason] == [(place.gpus[0].key,)]
         assert {c.devices for c in planned(plan.cells)} == {(place.gpus[1].key,)}
 
+    def test_a_gpu_that_no_process_may_use_is_left_out_and_the_others_measured(self) -> None:
+        place = dual(gpus=3)
+        modes = ("prohibited", "exclusive", "default")
+        gpus = [
+            dataclasses.replace(g, compute_mode=mode)
+            for g, mode in zip(place.gpus, modes, strict=True)
+        ]
+        place = dataclasses.replace(place, gpus=tuple(gpus))
+        plan = make_plan(configured(probes="host_to_device", sets=(ALONE,)), [host(place)], seed=1)
+        (left_out,) = [c for c in plan.cells if c.reason and c.devices]
+        assert (left_out.devices, left_out.status) == ((gpus[0].key,), Status.SKIPPED)
+        assert left_out.reason is not None
+        assert left_out.reason.code is ReasonCode.UNSUPPORTED
+        assert {c.devices for c in planned(plan.cells)} == {(g.key,) for g in gpus[1:]}
+
 
 class TestMig:
     """A slice is measured by itself; it has neither NVLinks nor peers (C13)."""

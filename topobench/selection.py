@@ -191,6 +191,9 @@ def _state_lack(gpu: Gpu, host: Host) -> Lack | None:
     if gpu.mig is not None and gpu.mig.parent is None and gpu.mig.mode == "enabled":
         text = f"{gpu.key} has MIG on but no instance; make one or turn MIG off"
         return _skipped(ReasonCode.MIG, text)
+    if gpu.compute_mode == "prohibited":
+        text = f"the compute mode of {gpu.key} lets no process use it; see nvidia-smi -c"
+        return _skipped(ReasonCode.UNSUPPORTED, text)
     if is_slice(gpu) or visible is None or gpu.uuid is None:
         return None
     if _bare(gpu.uuid) not in [_bare(uuid) for uuid in visible]:

@@ -291,6 +291,7 @@ class Gpu:
         c2c: Whether a chip link joins it to a CPU.
         c2c_bytes_per_second: All its chip links, one direction.
         virtualization: ``none``, ``passthrough``, ``vgpu`` ...
+        compute_mode: ``default``, ``exclusive`` (one process at a time) or ``prohibited``.
     """
 
     index: int | None
@@ -314,6 +315,7 @@ class Gpu:
     c2c_bytes_per_second: float | None = None
     module_id: int | None = None
     virtualization: str | None = None
+    compute_mode: str | None = None
 
     @property
     def key(self) -> str:

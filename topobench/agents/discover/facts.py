@@ -63,6 +63,7 @@ class GpuFacts:
     c2c_links: int | None = None
     c2c_bytes_per_second: float | None = None
     virtualization: str | None = None
+    compute_mode: str | None = None
     mig_mode: str | None = None
     mig: tuple[MigFacts, ...] = ()
     p2p: Mapping[str, P2p] = field(default_factory=dict)

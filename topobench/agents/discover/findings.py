@@ -13,6 +13,10 @@ from topobench.topology import Gpu, PciDevice, TopologyWarning
 
 _PLACED = ("0x02", "0x0108", "0x0300", "0x0302", "0x12")
 """Classes of devices whose NUMA node matters: network, NVMe, GPUs, accelerators."""
+_MODES = {
+    "exclusive": "its compute mode lets one process at a time use it: another's makes cells fail",
+    "prohibited": "its compute mode lets no process use it; nvidia-smi -c DEFAULT ends that",
+}
 _LOW_TRUST = "a guest sees the bus its hypervisor made up; NUMA nodes of devices are not known"
 
 
@@ -26,6 +30,8 @@ def gpu_findings(gpus: Sequence[Gpu], facts: NvmlFacts | None) -> Iterator[Topol
         if gpu.cpu_node.value is None:
             text = f"its NUMA node is unknown: {gpu.cpu_node.reason}; /{PATH} can name it"
             yield TopologyWarning("numa_unknown", gpu.name, text)
+        if gpu.compute_mode in _MODES:
+            yield TopologyWarning("compute_mode", gpu.name, _MODES[gpu.compute_mode])
         if gpu.state == "lost":
             yield TopologyWarning("gpu_lost", gpu.name, "it is off the bus or needs a reset")
         links = gpu.nvlink

@@ -135,6 +135,7 @@ def _whole(gpu: GpuFacts, all_gpus: Sequence[GpuFacts], pci: Pci, numa: Numa) ->
         c2c_bytes_per_second=gpu.c2c_bytes_per_second,
         module_id=gpu.module_id,
         virtualization=gpu.virtualization,
+        compute_mode=gpu.compute_mode,
     )
 
 

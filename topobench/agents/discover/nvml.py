@@ -61,6 +61,7 @@ _REASONS = {
     17: "the operating system blocks the GPU",
     18: "driver and library versions differ (reboot, or reload the driver)",
 }
+_COMPUTE_MODES = {0: "default", 1: "exclusive", 2: "prohibited", 3: "exclusive"}
 
 
 def reason(error: Exception) -> str:
@@ -173,6 +174,7 @@ def _gpu(ask: _Asker, index: int, handle: Any) -> GpuFacts:
         c2c_links=chip_links,
         c2c_bytes_per_second=chip_rate,
         virtualization=_VIRTUALIZATION.get(ask("DeviceGetVirtualizationMode", handle)),
+        compute_mode=_COMPUTE_MODES.get(ask("DeviceGetComputeMode", handle)),
         mig_mode={0: "disabled", 1: "enabled"}.get(mode[0]) if mode else None,
         mig=tuple(_slices(ask, handle)) if mode and mode[0] == 1 else (),
         state="lost" if ask.lost else "ok",
