@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 import storing
 from documents import check as valid
-from topobench import cli, judging
-from topobench.db import schema
+from topobench import cli, commands, judging
+from topobench.db import look, schema, selecting, verdicts
 from topobench.db.engine import reading
 from topobench.db.store import Store
 from topobench.errors import ConfigError, NotFound, UsageError
@@ -127,10 +127,10 @@ def test_the_same_check_again_adds_nothing_and_other_rules_supersede(
         other = judging.check(url, policy=lax)
         assert levels(other.data)["h4"] == "learning"
         assert other.data["policy"].startswith("1+")
-        verdicts = rows(store, schema.verdict)
-        assert len(verdicts) == 2 * count
-        assert all(v.superseded_by is not None for v in verdicts[:count])
-        assert all(v.superseded_by is None for v in verdicts[count:])
+        stored = rows(store, schema.verdict)
+        assert len(stored) == 2 * count
+        assert all(v.superseded_by is not None for v in stored[:count])
+        assert all(v.superseded_by is None for v in stored[count:])
 
 
 def test_as_of_judges_what_was_known_then_and_when_data_are_old(url: str) -> None:
@@ -144,6 +144,24 @@ def test_as_of_judges_what_was_known_then_and_when_data_are_old(url: str) -> Non
         judging.check(url, as_of="2026-11-01")
     with pytest.raises(UsageError, match="is no time; write 2026-11-29"):
         judging.check(url, as_of="yesterday")
+
+
+def test_a_report_as_of_a_day_shows_the_sweep_and_the_verdicts_of_then(url: str) -> None:
+    with Store.open(url) as store:
+        first = night(store, 2, slow={"k4": 0.05})
+        judging.check(url, first)
+        last = night(store, 3, slow={"k4": 0.05})
+        judging.check(url, first, as_of="2026-11-30")  # replaces the verdict of the first night
+        for as_of, wanted in (("2026-11-02", first), ("2026-11-03", last), (None, last)):
+            shown = commands.report(url, "latest", as_of)
+            assert shown.data["sweep"]["id"] == wanted
+        until = selecting.moment("2026-11-02")
+        assert {v["level"] for v in verdicts.overall(store, first, until)} == {"learning"}
+        assert {v["level"] for v in verdicts.overall(store, first)} == {"unknown"}
+        shown_then = {v["as_of"] for v in look.verdicts(store, first, as_of=until)}
+        assert shown_then == {storing.at(60, 2)}
+    with pytest.raises(NotFound, match="no sweep had begun by 2026-11-01"):
+        commands.report(url, "latest", "2026-10-31")
 
 
 def test_the_last_sweep_of_a_day_counts_so_a_repair_shows_at_once(url: str) -> None:

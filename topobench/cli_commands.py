@@ -225,6 +225,9 @@ def report(
         str | None,
         typer.Option("--hosts", metavar="H1,H2", help="Of --html: hosts to show in detail."),
     ] = None,
+    as_of: Annotated[
+        str | None, typer.Option("--as-of", metavar="TIME", help="Count nothing younger.")
+    ] = None,
     store: StoreOption = None,
     output: FormatOption = Format.TABLE,
 ) -> int:
@@ -242,9 +245,10 @@ def report(
     if html is None:
         if hosts is not None:
             raise UsageError("--hosts: only --html shows single hosts; add --html FILE")
-        return emit("report", commands.report(store_url(store), sweep), output.value)
+        return emit("report", commands.report(store_url(store), sweep, as_of), output.value)
     named = [h.strip() for h in (hosts or "").split(",") if h.strip()]
-    return emit("report", seeing.report_page(store_url(store), sweep, html, named), output.value)
+    page = seeing.report_page(store_url(store), sweep, html, named, as_of=as_of)
+    return emit("report", page, output.value)
 
 
 @app.command()

@@ -96,7 +96,7 @@ def _new_sweep(
     trigger: str,
     like: str | None,
 ) -> tuple[str, int]:
-    """Plan, store the plan, run it; the sweep's id and how many hosts could not take part."""
+    """Plan, store the plan, run it; the sweep's id and how many hosts are not as they should."""
     sweep_id = str(uuid.uuid4())
     earlier = None if like is None else store.cells_of(store.resolve_sweep(like))
     with _agents(config, sweep_id) as connection:
@@ -213,7 +213,12 @@ def _drive(
     attempts: Mapping[str, int] | None = None,
     site: Site | None = None,
 ) -> None:
-    """Run the cells and set the sweep's status, whatever ends it."""
+    """
+    Run the cells and set the sweep's status, whatever ends it.
+
+    Args:
+        site: Given: pairs of hosts may be added where those measured leave a suspicion.
+    """
     from topobench.report.progress import Progress
 
     planned = [c for c in cells if c.status is Status.PLANNED]
@@ -260,15 +265,21 @@ def plan(config: ClusterConfig) -> Outcome:
     return Outcome(data, lambda: render_plan(data), warnings=found.warnings)
 
 
-def report(store_url: str, sweep_id: str) -> Outcome:
-    """A stored sweep, as ``probe`` showed it."""
-    from topobench.db import verdicts
+def report(store_url: str, sweep_id: str, as_of: str | None = None) -> Outcome:
+    """
+    A stored sweep, as ``probe`` showed it, and the verdicts on it.
+
+    Args:
+        as_of: Nothing younger counts: neither sweeps for ``latest`` nor verdicts.
+    """
+    from topobench.db import selecting, verdicts
     from topobench.db.store import Store
     from topobench.report.text import render_sweep
 
     with Store.open(store_url, create=False, read_only=True) as store:
-        found = store.resolve_sweep(sweep_id)
-        document, judged = store.sweep_document(found), verdicts.overall(store, found)
+        until = None if as_of is None else selecting.moment(as_of)
+        found = store.resolve_sweep(sweep_id, until)
+        document, judged = store.sweep_document(found), verdicts.overall(store, found, until)
     outcome = _sweep_outcome(document, None)
     return replace(outcome, draw=lambda: render_sweep(document, verdicts=judged))
 

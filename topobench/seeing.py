@@ -19,23 +19,33 @@ if TYPE_CHECKING:
     from topobench.report.page import Sight
 
 
-def report_page(store_url: str, sweep: str, target: Path, hosts: Sequence[str] = ()) -> Outcome:
+def report_page(
+    store_url: str,
+    sweep: str,
+    target: Path,
+    hosts: Sequence[str] = (),
+    *,
+    as_of: str | None = None,
+) -> Outcome:
     """
     Write a stored sweep as one HTML file; an older file of that name is replaced.
 
     Args:
         hosts: Names or keys of the hosts to show in detail; empty: those that stand out.
+        as_of: Nothing younger counts: neither sweeps for ``latest`` nor verdicts.
 
     Raises:
         TopobenchError: The file cannot be written.
     """
     from rich.text import Text
 
+    from topobench.db import selecting
     from topobench.db.store import Store
     from topobench.report.page import render_report
 
+    until = None if as_of is None else selecting.moment(as_of)
     with Store.open(store_url, create=False, read_only=True) as store:
-        sight = sight_of(store, sweep, only=hosts)
+        sight = sight_of(store, sweep, only=hosts, until=until)
     text = render_report(sight)
     write_whole(target, text)
     size = f"{len(text.encode()) / 1e6:.1f} MB"
@@ -48,7 +58,12 @@ def report_page(store_url: str, sweep: str, target: Path, hosts: Sequence[str] =
 
 
 def sight_of(
-    store: Store, sweep: str, *, only: Sequence[str] = (), host: str | None = None
+    store: Store,
+    sweep: str,
+    *,
+    only: Sequence[str] = (),
+    host: str | None = None,
+    until: str | None = None,
 ) -> Sight:
     """
     What the page of a sweep is made of.
@@ -56,16 +71,17 @@ def sight_of(
     Args:
         only: Names or keys of the hosts to show in detail.
         host: Key of the one host to read; None for all.
+        until: Time as stored: sweeps for ``latest``, and verdicts, that are younger do not count.
     """
     from topobench.db import look
     from topobench.report.page import Sight
 
-    document = store.sweep_document(store.resolve_sweep(sweep), host=host)
+    document = store.sweep_document(store.resolve_sweep(sweep, until), host=host)
     found = document["sweep"]["id"]
     return Sight(
         document,
         look.topologies(store, found, None if host is None else [host]),
-        look.verdicts(store, found, host),
+        look.verdicts(store, found, host, until),
         only,
     )
 

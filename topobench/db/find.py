@@ -29,16 +29,24 @@ def measured_query() -> sa.Select[Any]:
     return sweep_query().where(schema.sweep.c.source.not_like("import:%"))
 
 
-def find_sweep(connection: Connection, text: str) -> Any:
+def find_sweep(connection: Connection, text: str, until: str | None = None) -> Any:
     """
     The one sweep a text means; ``latest`` is never an import of foreign results.
+
+    Args:
+        until: Time as stored: sweeps that began later do not count.
 
     Raises:
         NotFound: None or several; the message names some.
     """
     query = sweep_query()
+    if until is not None:
+        query = query.where(schema.sweep.c.started_at <= until)
     if text == LATEST:
-        newest = connection.execute(measured_query().limit(1)).first()
+        measured = query.where(schema.sweep.c.source.not_like("import:%"))
+        newest = connection.execute(measured.limit(1)).first()
+        if newest is None and until is not None:
+            raise NotFound(f"no sweep had begun by {until}")
         if newest is None:
             raise NotFound("no sweep is stored yet; `topobench probe` makes one")
         return newest

@@ -12,6 +12,7 @@ from topobench.db import schema
 from topobench.db.engine import reading
 from topobench.db.find import find_sweep
 from topobench.db.store import Store
+from topobench.db.verdicts import standing
 from topobench.verdict_words import OVERALL, Level, worst
 
 Document = dict[str, Any]
@@ -36,7 +37,9 @@ def topologies(store: Store, sweep: str, hosts: Sequence[str] | None = None) -> 
         return {row.key: row.document for row in connection.execute(query)}
 
 
-def verdicts(store: Store, sweep: str, host: str | None = None) -> list[Document]:
+def verdicts(
+    store: Store, sweep: str, host: str | None = None, as_of: str | None = None
+) -> list[Document]:
     """
     The verdicts on a sweep that no later one replaced.
 
@@ -45,13 +48,14 @@ def verdicts(store: Store, sweep: str, host: str | None = None) -> list[Document
 
     Args:
         host: Key; None for all hosts.
+        as_of: Time as stored: verdicts that count younger data are as if not given yet.
     """
     v, h, d = schema.verdict, schema.host, schema.device
     with reading(store.engine) as connection:
         query = (
             sa.select(v, h.c.key.label("host"), h.c.name.label("host_name"), d.c.key.label("dev"))
             .select_from(v.join(h, h.c.id == v.c.host_id).outerjoin(d, d.c.id == v.c.device_id))
-            .where(v.c.sweep_id == find_sweep(connection, sweep).id, v.c.superseded_by.is_(None))
+            .where(v.c.sweep_id == find_sweep(connection, sweep).id, standing(as_of))
             .order_by(v.c.id)
         )
         if host is not None:

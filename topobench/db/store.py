@@ -233,18 +233,19 @@ class Store:
             rows = connection.execute(sweep_query().limit(limit)).all()
         return [sweep_summary(r) for r in rows]
 
-    def resolve_sweep(self, text: str) -> str:
+    def resolve_sweep(self, text: str, until: str | None = None) -> str:
         """
         The UUID of a sweep.
 
         Args:
             text: UUID, unique beginning, or ``latest``.
+            until: Time as stored: sweeps that began later do not count.
 
         Raises:
             NotFound: None or several such; the message names some.
         """
         with reading(self._engine) as connection:
-            uuid: str = find_sweep(connection, text).uuid
+            uuid: str = find_sweep(connection, text, until).uuid
         return uuid
 
     def resolve_run(self, text: str) -> str:

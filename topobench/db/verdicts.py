@@ -118,9 +118,12 @@ def host_names(store: Store) -> list[str]:
         return list(connection.execute(query).scalars())
 
 
-def overall(store: Store, sweep: str) -> list[dict[str, Any]]:
+def overall(store: Store, sweep: str, as_of: str | None = None) -> list[dict[str, Any]]:
     """
     The verdicts on hosts and devices of a sweep that no later one replaced, worst first.
+
+    Args:
+        as_of: Time as stored: verdicts that count younger data are as if not given yet.
 
     Keys: name, device (key or None), level, reason, as_of, policy_version.
     """
@@ -135,12 +138,27 @@ def overall(store: Store, sweep: str) -> list[dict[str, Any]]:
             .where(
                 v.c.sweep_id == find_sweep(connection, sweep).id,
                 v.c.check_name == OVERALL,
-                v.c.superseded_by.is_(None),
+                standing(as_of),
             )
             .order_by(v.c.id)
         )
         found = [dict(r._mapping) for r in connection.execute(query)]
     return sorted(found, key=lambda r: -SEVERITY[Level(r["level"])])
+
+
+def standing(as_of: str | None = None) -> sa.ColumnElement[bool]:
+    """
+    Condition on a verdict: no later one has replaced it.
+
+    Args:
+        as_of: Time as stored: verdicts that count younger data are as if not given yet.
+    """
+    v = schema.verdict
+    if as_of is None:
+        return v.c.superseded_by.is_(None)
+    later = schema.verdict.alias()
+    replaced = sa.exists().where(later.c.id == v.c.superseded_by, later.c.as_of <= as_of)
+    return sa.and_(v.c.as_of <= as_of, ~replaced)
 
 
 def _is_stored(connection: Connection, loaded: Loaded, version: str, digest: str) -> bool:
