@@ -226,6 +226,7 @@ def test_lines_to_copy_stand_on_lines_of_their_own() -> None:
 def test_half_a_sweep_says_what_failed_and_how_to_go_on() -> None:
     page = text_of(render_report(Sight(documents.troubled_sweep())))
     assert "interrupted" in page
+    assert "topobench probe --resume 1a2b3c4d --store sqlite:///topobench.db" in page
     assert "SM clock fell to 345 MHz" in page
     assert "an illegal memory access" in page
     assert "raw, not to be used: bandwidth 9.31" in page

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 from topobench import __version__
 from topobench.errors import NotFound
-from topobench.report import words
+from topobench.report import figures, words
 from topobench.report.figures import UNKNOWN
 from topobench.report.page.page import Sight, environment, heading, sections
 from topobench.report.page.parts import Figure, Head, Section, Table
@@ -332,31 +332,31 @@ def _compared(found: Mapping[str, Any]) -> Table:
         rows.append(
             [
                 clean(case["verdict"]),
-                " ".join(
-                    [
-                        clean(case["probe"]),
-                        *(clean(v) for v in case["params"].values() if v is not None),
-                    ]
-                ),
+                ", ".join([clean(case["probe"]), *_params(case["params"])]),
                 clean(case["arm"]),
-                clean(case["metric"]),
+                figures.label(case["metric"]),
                 _percent(case["effect_ratio"]),
                 UNKNOWN
                 if case["lo"] is None
                 else f"{_percent(case['lo'])} to {_percent(case['hi'])}",
                 UNKNOWN if case["mde"] is None else f"{100 * case['mde']:.1f} %",
-                str(case["n_a"]),
-                str(case["n_b"]),
+                f"{case['n_a']}, {case['n_b']}",
                 clean(case["reason"] or ""),
             ]
         )
-        styles.append({"regressed": "bad", "inconclusive": "dim"}.get(case["verdict"], ""))
+        styles.append({"regressed": "bad"}.get(case["verdict"], ""))
     heads = [
         Head("verdict"), Head("case"), Head("arm"), Head("metric"), Head("effect", True),
-        Head("95 % interval", True), Head("could be seen from", True), Head("n A", True),
-        Head("n B", True), Head("why"),
+        Head("95 % interval", True), Head("could be seen from", True), Head("n of A, B", True),
+        Head("why"),
     ]  # fmt: skip
     return Table(heads, rows, styles=styles).limited(MOST_ROWS)
+
+
+def _params(params: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{figures.label(k)} {figures.quantity(k, v)}" for k, v in params.items() if v is not None
+    ]
 
 
 def _percent(ratio: float | None) -> str:

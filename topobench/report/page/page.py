@@ -12,13 +12,14 @@ import functools
 import hashlib
 import importlib.util
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from topobench.errors import UsageError
-from topobench.reading import MEASURED, Reason
+from topobench.reading import BENIGN, MEASURED, Reason
 from topobench.report import problems, text, words
 from topobench.report.conditions import conditions_section
 from topobench.report.hosts import hosts_section
@@ -252,8 +253,9 @@ def _missing(kind: str, cells: Sequence[Document]) -> Missing:
     if kind == "arms":
         return Missing("fewer than two binding arms were measured on the same devices", command)
     own = [c for c in cells if c["probe"] == probe]
+    measured = any(c["status"] in MEASURED for c in own)
     reasons = [c["reason"] for c in own if c["reason"]]
-    if reasons:
+    if reasons and not measured:
         reason = Reason.from_text(max(set(reasons), key=reasons.count))
         return Missing(clean(reason.text), command)
     if own:
@@ -269,9 +271,11 @@ def _lacking(found: Sequence[tuple[str, Missing]]) -> Iterator[Part]:
 
 def _again(document: Document) -> Iterator[Part]:
     sweep = document["sweep"]
-    short, url = _id(document), clean(document["store"])
+    short, url = _id(document), shlex.quote(clean(document["store"]))
+    resume = (f"topobench probe --resume {short} --store {url}", "run what did not end well")
     yield Commands(
         [
+            *([resume] if any(c["status"] not in BENIGN for c in document["cells"]) else []),
             (f"topobench probe --like {short} --store {url}", "the same cells once more"),
             (f"topobench report {short} --store {url}", "this sweep in a terminal"),
             (f"topobench report {short} --store {url} --html report.html", "this page"),

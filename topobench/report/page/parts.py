@@ -91,10 +91,11 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Text; ``tone`` is empty, ``dim``, ``warn`` or ``bad``."""
+    """Text; ``tone`` is empty, ``dim``, ``warn`` or ``bad``; ``depth`` is how far it is set in."""
 
     text: str
     tone: str = ""
+    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,6 @@ def _part(part: RenderableType) -> Part | None:
         styles = [_TONES.get(s, "") for s in part.row_styles]
         return Table(heads, rows, styles=styles, header=part.header).limited()
     if isinstance(part, Prose):
-        return Paragraph(part.text, _TONES.get(part.style, ""))
+        return Paragraph(part.text, _TONES.get(part.style, ""), max(0, part.indent - 2) // 2)
     text = part.plain if isinstance(part, Text) else str(part)
     return Paragraph(text.strip()) if text.strip() else None
