@@ -1,0 +1,93 @@
+"""What an arm is worth: which numbers are held against each other, and when nothing is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import report_documents as documents
+from topobench.comparison import Change
+from topobench.effects import benches, compared
+
+GPU = documents.gpu_uuid("gpu01", 0)
+OTHER = documents.gpu_uuid("gpu01", 1)
+
+
+def copy(arm: str, block: int, rate: float, **changes: Any) -> dict[str, Any]:
+    made = documents.cell(
+        "host_to_device",
+        [documents.reading("bandwidth_bytes_per_second", rate)],
+        params={"bytes": 1 << 20, "direction": "h2d"},
+        devices=[GPU],
+        binding=documents.binding(arm),
+        block=block,
+    )
+    return {**made, **changes}
+
+
+def test_arms_are_paired_block_by_block_so_that_drift_cancels() -> None:
+    """The host slows down by half from the first block to the last; the arms keep their ratio."""
+    cells = []
+    for block in range(8):
+        level = 50e9 * (1 - block / 16)
+        cells += [copy("none", block, level), copy("local", block, 1.1 * level)]
+    (bench,) = benches(cells)
+    found = compared(bench, "none", "local")
+    assert found.effect_ratio == pytest.approx(0.1)
+    assert (found.n_b, found.verdict) == (8, Change.IMPROVED)
+    assert found.lo == pytest.approx(0.1)
+    assert found.p is None
+
+
+def test_a_block_that_lacks_an_arm_is_left_out() -> None:
+    cells = [copy("none", b, 50e9) for b in range(8)]
+    cells += [copy("local", b, 50e9) for b in range(5)]
+    found = compared(benches(cells)[0], "none", "local")
+    assert (found.n_a, found.verdict, found.lo) == (5, Change.INCONCLUSIVE, None)
+
+
+def test_only_usable_numbers_of_several_arms_make_a_bench() -> None:
+    good = copy("none", 0, 50e9)
+    invalid = copy("local", 0, 60e9, status="invalid")
+    proof = documents.reading("locality_ratio", 1.0)
+    assert benches([good, invalid]) == []
+    assert benches([{**good, "readings": [proof]}, copy("local", 0, 1.0, readings=[proof])]) == []
+    neither = documents.reading("power_watts", 400.0, unit="W", better=0)
+    assert (
+        benches([{**good, "readings": [neither]}, copy("local", 0, 1.0, readings=[neither])]) == []
+    )
+
+
+def test_gpus_measured_at_once_are_benches_of_their_own_beside_their_sum() -> None:
+    def together(arm: str) -> dict[str, Any]:
+        readings = [
+            documents.reading("bandwidth_bytes_per_second", 100e9),
+            documents.reading("bandwidth_bytes_per_second", 40e9, point={"device": GPU}),
+            documents.reading("bandwidth_bytes_per_second", 60e9, point={"device": OTHER}),
+            documents.reading("bandwidth_bytes_per_second", 60e9, point={"rank": 1}),
+        ]
+        return copy(arm, 0, 1.0, readings=readings, devices=[GPU, OTHER], ranks=2)
+
+    found = {b.devices: b.median("none") for b in benches([together("none"), together("local")])}
+    assert found == {(GPU, OTHER): 100e9, (GPU,): 40e9, (OTHER,): 60e9}
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "better", "tolerance"),
+    [
+        ("bandwidth_bytes_per_second", "B/s", 1, 0.03),
+        ("latency_seconds", "s", -1, 0.05),
+        ("tokens_per_second", "token/s", 1, 0.02),
+    ],
+)
+def test_the_tolerance_follows_the_unit(
+    metric: str, unit: str, better: int, tolerance: float
+) -> None:
+    cells = []
+    for block in range(8):
+        for arm in ("none", "local"):
+            reading = documents.reading(metric, 1.0, unit=unit, better=better)
+            cells.append(copy(arm, block, 1.0, readings=[reading]))
+    found = compared(benches(cells)[0], "none", "local")
+    assert (found.tolerance, found.verdict) == (tolerance, Change.EQUIVALENT)
