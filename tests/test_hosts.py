@@ -277,6 +277,27 @@ def _workers(cluster: NetCluster) -> list[int]:
     return [p for p in pids if processes.marker(p, processes.WORKER) is not None]
 
 
+def test_a_killed_rank_fails_one_cell_on_all_hosts_and_the_next_has_fresh_ranks(
+    driver: Driver,
+) -> None:
+    sizes = "all_reduce.bytes=" + ",".join(f"{n}M" for n in range(1, 6))
+    gang = ("--probes", "all_reduce", "--set", "all_reduce.hosts=all", "--set", sizes)
+    process = driver.start(*gang)
+    driver.wait_for_run(process, "h1")
+    victim = next(p for p in driver.cluster["h2"].pids() if processes.marker(p, processes.WORKER))
+    os.kill(victim, signal.SIGKILL)
+    document = driver.finish(process)
+    cells = document["data"]["cells"]
+    failed = [c for c in cells if c["status"] == "failed"]
+    assert [c["reason"].partition(":")[0] for c in failed] == ["rank_lost"]
+    assert "rank 1 of 3 was lost" in failed[0]["reason"]
+    assert "SIGKILL" in failed[0]["reason"]
+    after = cells[cells.index(failed[0]) + 1 :]
+    assert {c["status"] for c in after if not stolen(c)} <= {"ok"}
+    assert len({m["pid"] for c in cells if c["status"] == "ok" for m in c["members"]}) > 3
+    assert document["exit_code"] == 1
+
+
 def test_a_killed_agent_fails_the_cells_of_its_host(driver: Driver) -> None:
     process = driver.start(*MANY)
     driver.wait_for_run(process, "h3")

@@ -69,7 +69,7 @@ class Part:
         self, own: Cell, cell: Cell, attempt: int, fresh: bool, stop: threading.Event
     ) -> tuple[Run, bool]:
         batch = Batch([own], self._launcher.environment(own), {cell.id: attempt})
-        if fresh or self._gang is None or not self._gang.usable():
+        if fresh:  # else a rank lost since the cell before is told: the other parts need to know
             self.end()
         try:
             outcome = self._measured(cell, own, batch.setting, stop)
