@@ -14,7 +14,7 @@ from topobench.report import figures
 from topobench.report.grid import dimension_columns
 from topobench.report.safe import clean
 from topobench.report.sheet import Column, Prose, Sheet, facts
-from topobench.report.words import count, minute
+from topobench.report.words import count, minute, shown_params
 
 Document = Mapping[str, Any]
 
@@ -103,7 +103,7 @@ def _dimensions(case: Document) -> dict[str, Any]:
     on = ", ".join(clean(d)[:12] for d in case["devices"])
     ranks = case["n_ranks"] if case["n_ranks"] > 1 else None
     return {
-        **case["params"],
+        **shown_params(case["params"]),
         "ranks": ranks,
         "arm": case["arm"],
         "host": case["host"],

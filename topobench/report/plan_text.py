@@ -15,7 +15,7 @@ from topobench.report.grid import in_order
 from topobench.report.problems import left_out
 from topobench.report.safe import clean
 from topobench.report.sheet import Column, Prose, Sheet, facts
-from topobench.report.words import count, counts_text, warning_text
+from topobench.report.words import count, counts_text, shown_params, warning_text
 from topobench.units import format_span
 
 Cell = Mapping[str, Any]
@@ -107,7 +107,7 @@ def _longest_host(cells: Sequence[Cell]) -> float:
 def _what(cells: Sequence[Cell]) -> str:
     """``chunk 64 KiB, 1 MiB; direction d2h, h2d; arms none, local; 8 GPUs; 2 processes``."""
     parts = []
-    for name in dict.fromkeys(n for c in cells for n in c["params"] if n != "ranks"):
+    for name in dict.fromkeys(n for c in cells for n in shown_params(c["params"]) if n != "ranks"):
         values = [v for (v,) in in_order({(c["params"].get(name),) for c in cells})]
         if values != [None]:
             parts.append(f"{figures.label(name)} {_values(name, values)}")

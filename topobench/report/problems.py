@@ -12,7 +12,7 @@ from topobench.report import figures
 from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.report.sheet import Column, Prose, Sheet
-from topobench.report.words import count
+from topobench.report.words import count, shown_params
 
 Cell = Mapping[str, Any]
 
@@ -125,7 +125,7 @@ def _examples(cells: Sequence[Cell], places: Places) -> Iterator[RenderableType]
 def _where(cell: Cell, places: Places) -> str:
     params = [
         f"{figures.label(k)} {figures.quantity(k, v)}"
-        for k, v in cell["params"].items()
+        for k, v in shown_params(cell["params"]).items()
         if v is not None
     ]
     parts = [places.unit(cell), f"arm {clean(cell['arm'])}", *params]

@@ -25,7 +25,7 @@ from topobench.reading import Cell, Run
 from topobench.report import figures
 from topobench.report.safe import clean
 from topobench.report.show import show
-from topobench.report.words import counts_text
+from topobench.report.words import counts_text, shown_params
 from topobench.units import format_span
 
 LINE_SECONDS = 5.0
@@ -200,7 +200,7 @@ def _words(cell: Cell) -> str:
     """``host_to_device local, chunk 64 KiB, direction h2d``."""
     params = [
         f"{figures.label(k)} {figures.quantity(k, v)}"
-        for k, v in cell.case.params.items()
+        for k, v in shown_params(cell.case.params).items()
         if v is not None
     ]
     return ", ".join([f"{clean(cell.case.probe)} {clean(cell.arm.name)}", *params])

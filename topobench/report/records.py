@@ -17,6 +17,7 @@ from topobench import stats
 from topobench.reading import MEASURED, CiLevel, MemoryPolicy, Scalar
 from topobench.report.notes import PROOFS
 from topobench.report.safe import clean
+from topobench.report.words import shown_params
 from topobench.topology import format_cpu_list
 
 ARM = "arm"
@@ -24,9 +25,6 @@ UNIT = "on"
 CPU_NODE = "CPU node"
 MEMORY_NODE = "memory node"
 """Dimensions beside the parameters: the alternative, the GPU or host, the NUMA nodes."""
-
-_UNSHOWN = frozenset({"definition"})
-"""Parameters too long for a table; their digest stands beside them."""
 
 Key = tuple[Scalar, ...]
 
@@ -211,8 +209,7 @@ def _share(width: float, middle: float) -> float | None:
 
 def _dimensions(cell: Mapping[str, Any], matrix: bool, places: Places) -> dict[str, Scalar]:
     """Parameters, then where, then the arm."""
-    params = {k: v for k, v in cell["params"].items() if k not in _UNSHOWN}
-    found: dict[str, Scalar] = {**params, "ranks": cell["ranks"]}
+    found: dict[str, Scalar] = {**shown_params(cell["params"]), "ranks": cell["ranks"]}
     if places.hardware:
         found["hardware"] = places.hardware.get(cell["host"])
     if unit := places.unit(cell):

@@ -13,6 +13,11 @@ from topobench.units import format_span
 MOST_NAMES = 10
 
 
+def shown_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters without the definition of a user's command, which its digest stands for."""
+    return {k: v for k, v in params.items() if k != "definition"}
+
+
 def count(number: int, one: str) -> str:
     """``1 host``, ``3 hosts``."""
     return f"{number} {one}" if number == 1 else f"{number} {one}s"
