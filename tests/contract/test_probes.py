@@ -17,6 +17,7 @@ from topobench.probes import registry
 from topobench.probes.protocol import Arms, Kind, Probe, build, fields_of
 from topobench.probes.worker_checks import LOCALITY
 from topobench.reading import UNITS, Better, Case, to_json
+from topobench.user_command import Definition
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 NAMES = sorted(registry.PROBES)
@@ -106,7 +107,9 @@ def test_its_estimate_never_falls_with_the_size(probe: type[Probe]) -> None:
 
 def test_without_a_gpu_it_measures_or_says_why_not(probe: type[Probe]) -> None:
     """With the least of everything, alone, on this host's CPUs."""
-    smallest = {"bytes": 1 << 20} if "bytes" in parameters(probe) else {}
+    smallest: dict[str, Any] = {"bytes": 1 << 20} if "bytes" in parameters(probe) else {}
+    if "definition" in parameters(probe):
+        smallest = {"definition": Definition("own", ("true",)).text}
     if "ranks" in parameters(probe) or "hosts>=2" in probe.needs:
         pytest.skip(f"{probe.name} needs a gang; its own test runs one of real processes")
     listener = Listener()

@@ -61,10 +61,13 @@ class Command:
         Run it to its end.
 
         Raises:
-            ProbeUnavailable: ``no_binary``.
+            ProbeUnavailable: ``not_selected``: there is no definition; ``no_binary``.
             ProbeError: ``deadline``, ``crashed`` (its exit code), ``signal``, or ``parse``.
         """
-        wanted = _read(self.definition)
+        if self.definition is None:
+            text = "no command is described; see the section commands: of the configuration"
+            raise ProbeUnavailable(ReasonCode.NOT_SELECTED, text)
+        wanted = Definition.from_text(self.definition)
         with _folder(wanted) as folder, tempfile.TemporaryDirectory() as kept:
             env = foreign.environment({**wanted.env, "PWD": str(folder)})
             context.note("command", _identity(wanted, env, folder, Path(kept)))
@@ -83,13 +86,7 @@ class Command:
 
     def estimated_seconds(self) -> float:
         """What the definition says."""
-        return 1.0 if self.definition is None else _read(self.definition).seconds
-
-
-def _read(text: str | None) -> Definition:
-    if text is None:
-        raise ValueError("the command has no definition; describe it under commands:")
-    return Definition.from_text(text)
+        return 1.0 if self.definition is None else Definition.from_text(self.definition).seconds
 
 
 def _values(wanted: Definition, text: str) -> dict[Metric, list[float]]:

@@ -71,10 +71,11 @@ class NcclTests:
         Run it once.
 
         Raises:
-            ProbeUnavailable: ``no_binary``.
+            ProbeUnavailable: ``no_gpu``, ``no_binary``.
             ProbeError: ``crashed``, ``deadline``, ``signal``, ``parse``, ``rank_lost``.
             ResultInvalid: ``wrong_data``, or ``parse``: its figures may not be used.
         """
+        tool.require_gpus(context)
         env = {**foreign.environment(), **(_MPI_AS_ROOT if self.processes == "each" else {})}
         name = PROGRAMS[self.op]
         path = None if self.folder is None else str(Path(self.folder) / name)

@@ -55,10 +55,11 @@ class Nvbandwidth:
         Run it once.
 
         Raises:
-            ProbeUnavailable: ``no_binary``; ``unsupported``: it waived the test case.
+            ProbeUnavailable: ``no_gpu``, ``no_binary``; ``unsupported``: it waived the test case.
             ProbeError: ``crashed``, ``deadline``, ``signal``, ``parse``.
             ResultInvalid: ``parse``: its figures contradict themselves.
         """
+        tool.require_gpus(context)
         env = foreign.environment()
         program = tool.find(self.program, self.name, env)
         json = tool.takes(program, "--json", env)

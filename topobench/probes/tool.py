@@ -35,6 +35,17 @@ class Ran:
     limit_seconds: float
 
 
+def require_gpus(context: WorkerContext) -> None:
+    """
+    Refuse a cell without GPUs.
+
+    Raises:
+        ProbeUnavailable: ``no_gpu``.
+    """
+    if not context.devices:
+        raise ProbeUnavailable(ReasonCode.NO_GPU, "this cell has no GPU")
+
+
 def find(program: str | None, name: str, env: Mapping[str, str]) -> str:
     """
     The path of a tool: the user's, or the one on PATH.
