@@ -6,9 +6,8 @@ import itertools
 from typing import Any
 
 import pytest
-import ray
 
-from topobench.agents import ray_agent
+from topobench.agents import targets
 from topobench.agents.service import HostRequest
 
 BASE = HostRequest(sweep="s")
@@ -31,45 +30,38 @@ RESTARTED = [
 ]
 
 
-def chosen(
-    monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, Any]], *wanted: str
-) -> tuple[list[str], list[str]]:
+def chosen(nodes: list[dict[str, Any]], *wanted: str) -> tuple[list[str], list[str]]:
     """Node ids of the targets, and why hosts are none."""
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
     requests = [HostRequest(sweep="s", address=name) for name in wanted]
-    targets, missing = ray_agent._targets(BASE, requests, "10.9.0.10:6379")
-    return [t.node_id for t in targets], [f.text for f in missing]
+    found, missing = targets.choose(nodes, BASE, requests, "10.9.0.10:6379")
+    return [t.node_id for t in found], [f.text for f in missing]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(RESTARTED)))
 def test_a_dead_entry_never_hides_the_live_one_of_its_address(
-    order: tuple[dict[str, Any], ...], monkeypatch: pytest.MonkeyPatch
+    order: tuple[dict[str, Any], ...],
 ) -> None:
-    assert sorted(chosen(monkeypatch, list(order))[0]) == ["aa", "bb"]
-    assert chosen(monkeypatch, list(order), "10.9.0.10") == (["aa"], [])
+    assert sorted(chosen(list(order))[0]) == ["aa", "bb"]
+    assert chosen(list(order), "10.9.0.10") == (["aa"], [])
 
 
-def test_an_address_that_ray_lacks_is_told_with_those_it_knows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_address_that_ray_lacks_is_told_with_those_it_knows() -> None:
     """A host with several networks may be known to Ray by another one."""
-    found, told = chosen(monkeypatch, RESTARTED, "192.168.7.20", "10.9.0.11")
+    found, told = chosen(RESTARTED, "192.168.7.20", "10.9.0.11")
     assert found == ["bb"]
     assert told == ["host 192.168.7.20 is not an alive Ray node; Ray knows 10.9.0.10, 10.9.0.11"]
 
 
-def test_a_name_that_several_nodes_share_chooses_none_of_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_name_that_several_nodes_share_chooses_none_of_them() -> None:
     nodes = [node("aa", "10.9.0.10", "localhost"), node("bb", "10.9.0.11", "localhost")]
-    found, (told,) = chosen(monkeypatch, nodes, "localhost")
+    found, (told,) = chosen(nodes, "localhost")
     assert found == []
     assert "several Ray nodes: 10.9.0.10, 10.9.0.11; write the address" in told
 
 
-def test_a_host_named_twice_in_two_ways_has_one_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_named_twice_in_two_ways_has_one_agent() -> None:
     nodes = [node("aa", "10.9.0.10", "Gpu01")]
-    found, (told,) = chosen(monkeypatch, nodes, "gpu01", "10.9.0.10")
+    found, (told,) = chosen(nodes, "gpu01", "10.9.0.10")
     assert found == ["aa"]
     assert told == "host 10.9.0.10 is a Ray node that another entry of hosts: names, too"
 
@@ -86,7 +78,7 @@ def test_a_host_named_twice_in_two_ways_has_one_agent(monkeypatch: pytest.Monkey
 )
 def test_a_clock_that_cannot_be_right_is_told(told: float, said: str | None) -> None:
     """Asked at 1000, answered at 1005: anything between may be right, and a second beyond."""
-    note = ray_agent.clock_note("gpu01", told, 1000.0, 1005.0)
+    note = targets.clock_note("gpu01", told, 1000.0, 1005.0)
     if said is None:
         assert note is None
     else:

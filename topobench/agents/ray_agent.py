@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from topobench import processes
 from topobench.agents import handshake
 from topobench.agents.service import HostRequest, HostService
+from topobench.agents.targets import Failure, Target, choose, clock_note, difference
 from topobench.errors import AgentError, RefusedError, TopobenchError
 from topobench.host import BUSY_OR_NOT, Host, Idle
 from topobench.reading import Cell, Run, to_json
@@ -36,28 +37,8 @@ PULSE_SECONDS = 2.0
 SILENT_SECONDS = 12.0
 """A host that gave none for so long is lost."""
 _LOOK_SECONDS = 1.0
-CLOCK_SECONDS = 1.0
-"""Clocks of two hosts may differ by that much unremarked."""
 DESCRIBE_SECONDS = 180.0
 """Longest wait for a host's first answer; a cold torch import on a GPU host takes 60 s."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A Ray node to put an agent on."""
-
-    node_id: str
-    address: str
-    name: str
-    request: HostRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A host that could not take part, with what would mend it."""
-
-    address: str
-    text: str
 
 
 class HostAgent:
@@ -323,7 +304,7 @@ def connect(
     carried = _shipped() if ship and address != "local" else {}
     with _ray(address, sweep, require_token, options or {}, carried):
         base = HostRequest(sweep=sweep, env=dict(env or {}), lock=lock, idle=idle)
-        targets, missing = _targets(base, hosts, address)
+        targets, missing = choose(ray.nodes(), base, hosts, address)
         agents, failures, notes = _start(targets)
         try:
             with Pulse(agents):
@@ -461,52 +442,6 @@ def _has_token() -> bool:
     )
 
 
-def _targets(
-    base: HostRequest, hosts: Sequence[HostRequest], address: str
-) -> tuple[list[Target], list[Failure]]:
-    """Alive Ray nodes to use; hosts wanted that are none of them, or not one, are failures."""
-    alive = [n for n in ray.nodes() if n["Alive"]]  # a restarted host is listed dead, too
-    if not hosts:
-        return [_target(n, base) for n in alive], []
-    by_name: dict[str, list[Mapping[str, Any]]] = {}
-    for node in alive:
-        for name in {node["NodeManagerHostname"].lower(), node["NodeManagerAddress"].lower()}:
-            by_name.setdefault(name, []).append(node)
-    if address == "local" and alive:
-        by_name.update({"localhost": [alive[0]], "127.0.0.1": [alive[0]]})
-    known = _listed(alive) or "none"
-    targets: dict[str, Target] = {}
-    missing = []
-    for wanted in hosts:
-        found = by_name.get(wanted.address.lower(), [])
-        if len(found) != 1:
-            text = f"host {wanted.address} is not an alive Ray node; Ray knows {known}"
-            if found:
-                text = (
-                    f"host {wanted.address} is the name of several Ray nodes: {_listed(found)}; "
-                    "write the address of the one that is meant"
-                )
-            missing.append(Failure(wanted.address, text))
-        elif found[0]["NodeID"] in targets:
-            text = f"host {wanted.address} is a Ray node that another entry of hosts: names, too"
-            missing.append(Failure(wanted.address, text))
-        else:
-            env = {**base.env, **wanted.env}
-            settled = replace(wanted, env=env, lock=base.lock, idle=base.idle)
-            targets[found[0]["NodeID"]] = _target(found[0], settled)
-    return list(targets.values()), missing
-
-
-def _listed(nodes: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(sorted(n["NodeManagerAddress"] for n in nodes))
-
-
-def _target(node: Mapping[str, Any], request: HostRequest) -> Target:
-    address = node["NodeManagerAddress"]
-    name = node["NodeManagerHostname"]
-    return Target(node["NodeID"], address, name, replace(request, address=address))
-
-
 def _start(targets: Sequence[Target]) -> tuple[list[RayAgent], list[Failure], list[str]]:
     """Greet, then start an agent on every target; also what to know of their clocks."""
     failures, notes = _greet(targets)
@@ -568,41 +503,10 @@ def _greet(targets: Sequence[Target]) -> tuple[list[Failure], list[str]]:
             )
             continue
         if theirs["source_digest"] != ours["source_digest"]:
-            failures.append(Failure(target.address, _difference(target, ours, theirs)))
+            failures.append(Failure(target.address, difference(target, ours, theirs)))
         elif note := clock_note(target.name, theirs["unix_seconds"], sent, time.time()):
             notes.append(note)
     return failures, notes
-
-
-def clock_note(name: str, told: float, asked: float, answered: float) -> str | None:
-    """
-    A warning if a host's clock is off by more than a second; times of runs are the hosts' own.
-
-    Args:
-        told: The host's clock at some moment between ``asked`` and ``answered``.
-    """
-    off = told - asked if told < asked else told - answered if told > answered else 0.0
-    if abs(off) <= CLOCK_SECONDS:
-        return None
-    way = "behind" if off < 0 else "ahead of"
-    return (
-        f"clock_skew: the clock of host {name} is at least {abs(off):.1f} s {way} the driver's; "
-        "synchronise them (chrony, systemd-timesyncd), or times of runs will mislead"
-    )
-
-
-def _difference(target: Target, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    if theirs["topobench"] is None:
-        found = "has no topobench"
-    elif theirs["topobench"] != ours["topobench"]:
-        found = f"has topobench {theirs['topobench']}"
-    else:
-        found = f"has other sources of topobench {theirs['topobench']}"
-    return (
-        f"host {target.name} ({target.address}) {found}; this driver is {ours['topobench']}. "
-        f"Install the same wheel there: {theirs['interpreter']} -m pip install topobench=="
-        f"{ours['topobench']}, or send this one with  ray: {{ship: true}}"
-    )
 
 
 def _with_unique_keys(agents: list[RayAgent]) -> list[RayAgent]:
