@@ -166,6 +166,7 @@ class TestNcclTests:
         assert env["NCCL_DEBUG_FILE"].endswith("/nccl.%h.%p.log")
         told = listener.notes["tool"]
         assert (told["version"], told["nccl"], told["ranks"]) == ("2.19.6", "2.28.9", 2)
+        assert listener.notes["version"] == "2.19.6"  # the report shows it
 
     def test_nothing_of_the_environment_is_stored(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -70,7 +70,10 @@ class Command:
         wanted = Definition.from_text(self.definition)
         with _folder(wanted) as folder, tempfile.TemporaryDirectory() as kept:
             env = foreign.environment({**wanted.env, "PWD": str(folder)})
-            context.note("command", _identity(wanted, env, folder, Path(kept)))
+            identity = _identity(wanted, env, folder, Path(kept))
+            context.note("command", identity)
+            if identity["version"]:
+                context.note("version", identity["version"])
             limit = min(wanted.timeout_seconds, max(1.0, context.deadline_seconds - END_SECONDS))
             output = Path(kept) / "stdout"
             ended = foreign.run_foreign(

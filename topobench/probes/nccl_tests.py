@@ -93,7 +93,10 @@ class NcclTests:
         except ImportFailed as error:
             foreign.check_end(name, ran.ended, ran.limit_seconds)
             raise ProbeError(ReasonCode.PARSE, str(error)) from error
-        context.note("tool", _told(document, argv, ranks, ran.text))
+        told = _told(document, argv, ranks, ran.text)
+        context.note("tool", told)
+        if told["version"]:
+            context.note("version", str(told["version"]))
         _check_document(document)
         foreign.check_end(name, ran.ended, ran.limit_seconds)
         yield from self._readings(document, ranks)

@@ -72,7 +72,10 @@ class Nvbandwidth:
         except ImportFailed as error:
             foreign.check_end(self.name, ran.ended, ran.limit_seconds)
             raise ProbeError(ReasonCode.PARSE, str(error)) from error
-        context.note("tool", _told(document, argv, json))
+        told = _told(document, argv, json)
+        context.note("tool", told)
+        if told["version"]:
+            context.note("version", str(told["version"]))
         rows = [r for r in document.rows if r.testcase == self.testcase]
         self._check(rows, document)
         foreign.check_end(self.name, ran.ended, ran.limit_seconds)
