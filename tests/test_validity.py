@@ -319,13 +319,21 @@ class TestBeyondTheHardware:
         trust="low",
     )
 
-    def judged(self, probe: str, metric: str, value: float, **conditions: Any) -> Run:
+    def judged(
+        self,
+        probe: str,
+        metric: str,
+        value: float,
+        *,
+        place: Topology | None = None,
+        **conditions: Any,
+    ) -> Run:
         summary = summarise([value] * 10)
         one = Reading(metric, summary, (value,) * 10, {"device": self.device.key, "rank": 0})
         there = replace(
             cell(probe, self.device.key), case=Case(probe, 1, {"direction": "h2d", "op": "copy"})
         )
-        return validity.judge(run(one, conditions=conditions), there, self.place)
+        return validity.judge(run(one, conditions=conditions), there, place or self.place)
 
     @pytest.mark.parametrize(("value", "status"), [(63e9, Status.OK), (66e9, Status.INVALID)])
     def test_a_copy_faster_than_its_slot_is_invalid(self, value: float, status: Status) -> None:
@@ -337,6 +345,14 @@ class TestBeyondTheHardware:
             assert found.reason.text.startswith(
                 "bandwidth_bytes_per_second of 66.0 GB/s is above the 63.0 GB/s that the hardware"
             )
+
+    def test_a_bridge_that_a_hypervisor_made_up_bounds_nothing(self) -> None:
+        link = PciLink(32.0, 16, 32.0, 16, effective_max_bytes_per_second=0.25e9)
+        pci = (replace(self.place.pci[0], link=link),)
+        for virtualization, status in (("kvm", Status.OK), ("none", Status.INVALID)):
+            place = replace(self.place, pci=pci, trust="full", virtualization=virtualization)
+            found = self.judged("host_to_device", "bandwidth_bytes_per_second", 55e9, place=place)
+            assert found.status is status
 
     def test_memory_has_the_bound_that_its_clock_and_width_give(self) -> None:
         for peak, status in ((4.9e12, Status.OK), (4.0e12, Status.INVALID), (None, Status.OK)):

@@ -100,7 +100,7 @@ def beyond(cell: Cell, run: Run, topology: Topology) -> tuple[Reading, Limit] | 
             devices=devices,
             n_ranks=len(cell.devices) if wrapped else cell.ranks,
             n_hosts=max(1, len(set(cell.hosts))),
-            peak_bytes_per_second=peak if isinstance(peak, float) and peak > 0 else None,
+            peak_bytes_per_second=peak if isinstance(peak, int | float) and peak > 0 else None,
         )
         bound = limit(wanted, topology)
         if bound is not None and _is_beyond(reading, bound):
@@ -126,7 +126,8 @@ def slot_bytes_per_second(gpu: Gpu, topology: Topology) -> float | None:
         return None
     own = link_bytes_per_second(device.link.max_speed_gts, device.link.max_width)
     both = device.link.effective_max_bytes_per_second
-    return own if topology.trust == "low" else both or own
+    guest = topology.trust == "low" or topology.virtualization not in ("none", "unknown")
+    return own if guest else both or own
 
 
 def nvlink_bytes_per_second(gpu: Gpu) -> float | None:

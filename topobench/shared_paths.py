@@ -40,11 +40,12 @@ def shared_paths(topology: Topology) -> tuple[SharedPath, ...]:
     A guest's switches are made up by its hypervisor, so there only nodes are told.
     """
     by_address = {d.address: d for d in topology.pci}
+    guest = topology.trust == "low" or topology.virtualization not in ("none", "unknown")
     users: dict[tuple[str, str], list[str]] = defaultdict(list)
     for gpu in topology.gpus:
         if gpu.is_slice:
             continue
-        if topology.trust != "low" and gpu.pci_address:
+        if not guest and gpu.pci_address:
             for port in _uplinks(by_address, gpu.pci_address):
                 users[UPLINK, port].append(gpu.key)
         if gpu.cpu_node.value is not None:
