@@ -103,6 +103,20 @@ def test_a_sweep_of_several_hosts_lists_them_with_their_verdicts(
     assert server.ask(f"/sweep/{first}?host=nobody").status == 404
 
 
+def test_the_report_of_a_sweep_can_be_taken_home(server: Served, store: str) -> None:
+    with Store.open(store, create=False, read_only=True) as opened:
+        first = opened.sweeps()[-1]["id"]
+    answer = server.ask(f"/sweep/{first}/report.html")
+    assert answer.status == 200
+    assert answer.headers["content-disposition"] == (
+        f'attachment; filename="topobench-{first[:8]}.html"'
+    )
+    assert answer.text.rstrip().endswith("</html>")
+    assert "3 hosts of cluster lab" in answer.text
+    assert html.escape(HOSTILE) in answer.text
+    assert server.ask("/sweep/--help/report.html").status == 404
+
+
 def test_named_queries_have_forms_answers_and_csv(server: Served) -> None:
     listed = server.ask("/query")
     assert len(links(listed.text, "/query/")) >= 26

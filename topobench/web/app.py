@@ -26,7 +26,7 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from topobench.errors import NotFound, StoreError, TopobenchError, UsageError
+from topobench.errors import NotFound, RefusedError, StoreError, TopobenchError, UsageError
 from topobench.report.page.page import FOLDER, plotly_file
 from topobench.web import pages
 from topobench.web.guard import COOKIE, LOOPBACK, Guard, is_loopback, is_same, read_token
@@ -93,6 +93,7 @@ def _routes(site: Site, address: Address) -> list[Route]:
         Route("/host", html(lambda r: pages.host(site, r.query_params))),
         Route("/sweeps", html(lambda r: pages.sweeps(site))),
         Route("/sweep/{id}", html(lambda r: pages.sweep(site, _id(r), r.query_params))),
+        Route("/sweep/{id}/report.html", page(lambda r: _report(site, r))),
         Route("/sweep/{id}/progress", page(lambda r: JSONResponse(pages.progress(site, _id(r))))),
         Route("/compare", html(lambda r: pages.compare(site, r.query_params))),
         Route("/query", html(lambda r: pages.queries(site))),
@@ -135,6 +136,8 @@ def _answered(site: Site, request: Request, make: Callable[[Request], Response])
         site.lost(error)
         text = pages.trouble("The store cannot be read", str(error), "topobench probe")
         return HTMLResponse(text, status_code=503)
+    except RefusedError as error:
+        return HTMLResponse(pages.trouble("Busy", str(error)), status_code=503)
     except TopobenchError as error:
         return HTMLResponse(pages.trouble("That did not work", str(error)), status_code=500)
 
@@ -144,6 +147,13 @@ def _csv(site: Site, request: Request) -> Response:
     text = pages.query_csv(site, name, request.query_params)
     headers = {"content-disposition": f'attachment; filename="{name}.csv"'}
     return Response(text, media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def _report(site: Site, request: Request) -> Response:
+    """To be kept, not looked at here: its scripts stand in the file itself."""
+    found = site.store().resolve_sweep(_id(request))
+    headers = {"content-disposition": f'attachment; filename="topobench-{found[:8]}.html"'}
+    return HTMLResponse(site.report(found), headers=headers)
 
 
 def _metrics(site: Site) -> Response:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from topobench.errors import NotFound, StoreError, StoreUnreachable
+from topobench.errors import NotFound, RefusedError, StoreError, StoreUnreachable, TopobenchError
 
 if TYPE_CHECKING:
     from topobench.db.store import Store
 
+REPORT_SECONDS = 300
 KEPT = 24
 """Pages of ended sweeps that are kept: they never change."""
 
@@ -27,7 +33,7 @@ class Site:
 
     def __init__(self, url: str, token: str | None = None) -> None:
         self.url, self.token = url, token
-        self._lock = threading.Lock()
+        self._lock, self._reports = threading.Lock(), threading.Lock()
         self._store: Store | None = None
         self._pages: OrderedDict[str, str] = OrderedDict()
 
@@ -60,6 +66,26 @@ class Site:
         if store is not None:
             store.close()
 
+    def report(self, sweep: str) -> str:
+        """
+        The whole report of a sweep as one file, made by a process of its own, one at a time.
+
+        What that takes of memory is given back with the process.
+
+        Args:
+            sweep: UUID.
+
+        Raises:
+            RefusedError: Another one is being made.
+            TopobenchError: It could not be made; the message says why.
+        """
+        if not self._reports.acquire(blocking=False):  # nobody waits: waiting takes a thread
+            raise RefusedError("another report is being made; ask again in a moment")
+        try:
+            return _made_report(self.url, sweep)
+        finally:
+            self._reports.release()
+
     def kept(self, key: str, make: Callable[[], str]) -> str:
         """A part of a page that never changes: kept, or made now."""
         with self._lock:
@@ -72,3 +98,27 @@ class Site:
             while len(self._pages) > KEPT:
                 self._pages.popitem(last=False)
         return made
+
+
+def _made_report(url: str, sweep: str) -> str:
+    environment = {**os.environ, "TOPOBENCH_STORE": url}  # it may hold a password
+    with tempfile.TemporaryDirectory(prefix="topobench-") as folder:
+        file = Path(folder) / "report.html"
+        command = [sys.executable, "-m", "topobench", "report", sweep, "--html", str(file)]
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=REPORT_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise TopobenchError(
+                f"the report took longer than {REPORT_SECONDS} s; topobench report {sweep[:8]} "
+                "--html FILE has no such limit"
+            ) from error
+        if done.returncode:
+            raise TopobenchError(done.stderr.strip()[-600:] or "the report was not written")
+        return file.read_text(encoding="utf-8")
