@@ -18,7 +18,9 @@ from topobench.units import format_bytes, format_percent
 
 Cell = Mapping[str, Any]
 MIN_HOSTS = 3
-_MOST_CASES = 14
+_MOST_CASES, _FEWEST_CASES = 14, 3
+_MOST_POINTS = 15_000
+"""Points of the figure, so that the page of a large fleet stays small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ def fleet(found: Sequence[Spread], places: Places) -> Iterator[Part]:
     """A strip of points for each case, a point a host."""
     if not found:
         return
-    shown = list(found[:_MOST_CASES])[::-1]
+    most = _MOST_POINTS // max(len(s.effects) for s in found)
+    shown = list(found[: min(_MOST_CASES, max(_FEWEST_CASES, most))])[::-1]
     x, y, text = [], [], []
     for spread in shown:
         for host, effect in spread.effects.items():
