@@ -145,7 +145,26 @@ class TestPlan:
             for arm in ("none", "local")
         }
         assert all(c.arm.rank_bindings == () for c in cells)
+        one = COMMANDS.replace("folder: /opt", 'environments: [{A: "1"}]')
+        alone = make_plan(load(tmp_path, one), [there], seed=1).cells
+        assert {c.arm.env.get("A") for c in alone if len(c.devices) == 1} == {"1"}
         assert {c.estimated_seconds for c in cells} == {40.0, 60.0}
+
+    def test_environments_are_arms_in_mirrored_blocks(self, tmp_path: Path) -> None:
+        text = COMMANDS.replace(
+            "gpus: all}", 'gpus: none, env: {A: "0"}, environments: [{A: "1"}, {B: "2"}]}'
+        )
+        found = load(tmp_path, text.replace("[none, local]", "[none]"), profile="standard")
+        assert load(tmp_path, config.to_yaml(found)) == found
+        cells = make_plan(found, [host(dual(0))], seed=1).cells
+        own = [c for c in cells if c.status is Status.PLANNED]
+        arms = [(c.block, tuple(sorted(c.arm.env.items()))) for c in own]
+        first, second = (("A", "1"),), (("A", "0"), ("B", "2"))
+        assert sorted(arms) == sorted((b, e) for b in range(4) for e in (first, second))
+        blocks = [[e for b, e in arms if b == n] for n in range(4)]
+        assert blocks[0] == blocks[1][::-1]
+        assert blocks[2] == blocks[3][::-1]
+        assert len({c.case.params_hash for c in own}) == 1
 
     def test_without_gpus_both_are_left_out(self, tmp_path: Path) -> None:
         cells = make_plan(load(tmp_path, COMMANDS), [host(dual(0))], seed=1).cells
@@ -276,6 +295,21 @@ class Told(judging.Fleet):
 
     def _reading(self, middle: float, metric: str, samples: int) -> Reading:
         return dataclasses.replace(super()._reading(middle, metric, samples), better=Better.HIGHER)
+
+
+def test_the_arms_environment_wins_over_the_commands_own(lab: Lab) -> None:
+    code = "import os; print('a', os.environ['A'], 'b', os.environ['B'])"
+    wanted = python(
+        code,
+        metrics=(metric_of("a_count", "count", "neither", r"a (\d)"),),
+        env={"A": "0", "B": "7"},
+        environments=({"A": "1"},),
+    )
+    made = cell("command", command="own", definition=wanted.text)
+    arm = dataclasses.replace(made.arm, env={"A": "1"})
+    (run,) = lab.run(dataclasses.replace(made, arm=arm))
+    assert run.status is Status.OK
+    assert "a 1 b 7" in run.log_tail
 
 
 class TestStored:

@@ -68,6 +68,7 @@ def to_yaml(definition: Definition) -> dict[str, Any]:
         "seconds": f"{definition.seconds!r}s",
         "timeout": f"{definition.timeout_seconds!r}s",
         "env": dict(definition.env),
+        "environments": [dict(e) for e in definition.environments],
         "metrics": {m.name: _metric_yaml(m) for m in definition.metrics},
     }
     return {k: v for k, v in shown.items() if v not in (None, [], {})}
@@ -146,6 +147,15 @@ def _env(fields: Fields, node: Node, key: str) -> dict[str, str]:
     return found
 
 
+def _environments(fields: Fields, node: Node, key: str) -> tuple[dict[str, str], ...]:
+    found = [(item.where, _env(fields, item, name)) for name, item in fields.items(node, key)]
+    return fields.unique([(_env_text(env), where, env) for where, env in found], key)
+
+
+def _env_text(env: Mapping[str, str]) -> str:
+    return " ".join(f"{k}={v}" for k, v in sorted(env.items())) or "{}"
+
+
 def _metrics(fields: Fields, node: Node, key: str) -> tuple[CommandMetric, ...]:
     found = []
     for entry in fields.table(node, key):
@@ -205,6 +215,7 @@ _PARSERS: Parsers = {
     "seconds": value_of(_seconds),
     "timeout": value_of(_seconds),
     "env": _env,
+    "environments": _environments,
     "metrics": _metrics,
 }
 _METRIC: Parsers = {

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import random
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -34,6 +34,7 @@ from topobench.reading import Arm, Binding, Case, Cell, Reason, ReasonCode, Scal
 from topobench.selection import HostGpus, Lack, needs_cpus, needs_gpus, select_gpus, unmet
 from topobench.topology import Gpu, Topology
 from topobench.units import format_bytes
+from topobench.user_command import Definition
 
 Timed = tuple[Case, float]
 """A case and about how long it takes, seconds without start-up."""
@@ -92,6 +93,18 @@ class Choice:
         return "cuda" in self.probe.needs or self.values.get(GPUS) in (("each",), ("all",))
 
     @property
+    def environments(self) -> tuple[Mapping[str, str], ...]:
+        """Settings of a user's command that are compared as arms; at least an empty one."""
+        (text,) = self.values.get("definition", (None,))
+        found = Definition.from_text(str(text)) if text is not None else None
+        if found is None or not found.environments:
+            return ({},)
+        # A variable that one arm does not set has its value of env: there.
+        names = {name for env in found.environments for name in env}
+        common = {k: v for k, v in found.env.items() if k in names}
+        return tuple({**common, **env} for env in found.environments)
+
+    @property
     def own_program(self) -> bool:
         """Whether the user says where its program is."""
         return any(self.values.get(k, (None,)) != (None,) for k in ("program", "folder"))
@@ -132,6 +145,7 @@ class _Bench:
     Args:
         rings: Its ranks are joined by rings of GPUs, whose order can be compared.
         compared: Every arm is run; else the first binding that exists.
+        environments: Settings that are compared; each makes an arm of every binding.
     """
 
     devices: tuple[Gpu, ...] = ()
@@ -139,6 +153,7 @@ class _Bench:
     cases: list[Timed] = field(default_factory=list)
     rings: bool = False
     compared: bool = True
+    environments: tuple[Mapping[str, str], ...] = ({},)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -208,10 +223,8 @@ class _Layout:
         for choice in on_gpu:
             yield from self._broken(choice)
         benches = [*self._gpu_benches(on_gpu)]
-        if len(on_gpu) < len(choices):
-            left = [c for c in choices if c not in on_gpu]
-            benches.append(_Bench(cases=[t for c in left for t in c.cases()]))
-        yield from self._benches(benches)
+        left = [c for c in choices if c not in on_gpu]
+        yield from self._benches([*benches, *_in_one_process(left, ())])
 
     def _gpu_benches(self, choices: Sequence[Choice]) -> Iterator[_Bench]:
         """
@@ -221,6 +234,8 @@ class _Layout:
         on each GPU alone under the first arm only. So does one that only measures the device.
         """
         gpus = self.gpus.usable
+        varied = [c for c in choices if c.environments != ({},)]
+        choices = [c for c in choices if c not in varied]
         inside = [c for c in choices if c.probe.arms is Arms.DEVICE]
         for compared in (True, False):
             some = [c for c in choices if (c not in inside) is compared]
@@ -235,13 +250,13 @@ class _Layout:
                 yield _Bench((gpu,), 1, alone)
             if once:
                 yield _Bench((gpu,), 1, once, compared=False)
+            yield from _in_one_process(varied, (gpu,))
 
     def _all_in_one(self, choices: Sequence[Choice]) -> Iterator[Cell]:
         """Programs that drive all GPUs by themselves, in one worker that sees them."""
         for choice in choices:
             yield from self._broken(choice)
-        cases = [t for c in choices for t in c.cases()]
-        yield from self._benches([_Bench(self.gpus.usable, cases=cases)])
+        yield from self._benches(_in_one_process(choices, self.gpus.usable))
 
     def _gangs(self, choices: Sequence[Choice]) -> Iterator[Cell]:
         """Collectives: one rank for each GPU where there are several, else CPU processes."""
@@ -384,7 +399,11 @@ class _Layout:
             else:
                 if bench.ranks == 1:  # one process: it is bound to what suits any of its GPUs
                     found = dataclasses.replace(found, rank_bindings=())
-                arms += [_joined(found, ring) for ring in names]
+                arms += [
+                    _joined(dataclasses.replace(found, env={**found.env, **settings}), ring)
+                    for ring in names
+                    for settings in bench.environments
+                ]
             if arms and not bench.compared:
                 break
         return arms, refused
@@ -468,6 +487,16 @@ class _Layout:
             status=lack.status,
             reason=lack.reason,
         )
+
+
+def _in_one_process(choices: Sequence[Choice], gpus: tuple[Gpu, ...]) -> list[_Bench]:
+    """Benches of one process each; choices that compare the same settings share one."""
+    found: dict[str, _Bench] = {}
+    for choice in choices:
+        key = repr(choice.environments)
+        bench = found.setdefault(key, _Bench(gpus, environments=choice.environments))
+        bench.cases.extend(choice.cases())
+    return list(found.values())
 
 
 def _laid_out_as(choice: Choice) -> Arms:

@@ -98,6 +98,7 @@ class Definition:
         argv: Program and arguments; no shell reads them.
         version: Program and arguments that print its version; empty if none does.
         env: On top of the worker's environment.
+        environments: Further settings that are compared as arms, each on top of ``env``.
         folder: Where it runs; None: a new empty folder.
         gpus: ``none``, ``each`` GPU alone, or ``all`` in one process.
         seconds: About how long it takes.
@@ -109,6 +110,7 @@ class Definition:
     metrics: tuple[CommandMetric, ...] = ()
     version: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    environments: tuple[Mapping[str, str], ...] = ()
     folder: str | None = None
     gpus: str = "none"
     seconds: float = 60.0
@@ -138,7 +140,7 @@ class Definition:
                 CommandMetric(m["name"], m["unit"], Better(m["better"]), m["pattern"])
                 for m in value["metrics"]
             )
-            lists = {k: tuple(value[k]) for k in ("argv", "version")}
+            lists = {k: tuple(value[k]) for k in ("argv", "version", "environments")}
             return cls(**{**value, **lists, "metrics": metrics})
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"no definition of a command: {error!r}") from error

@@ -69,7 +69,8 @@ class Command:
             raise ProbeUnavailable(ReasonCode.NOT_SELECTED, text)
         wanted = Definition.from_text(self.definition)
         with _folder(wanted) as folder, tempfile.TemporaryDirectory() as kept:
-            env = foreign.environment({**wanted.env, "PWD": str(folder)})
+            own = {k: v for k, v in wanted.env.items() if k not in _compared(wanted)}
+            env = foreign.environment({**own, "PWD": str(folder)})
             identity = _identity(wanted, env, folder, Path(kept))
             context.note("command", identity)
             if identity["version"]:
@@ -90,6 +91,11 @@ class Command:
     def estimated_seconds(self) -> float:
         """What the definition says."""
         return 1.0 if self.definition is None else Definition.from_text(self.definition).seconds
+
+
+def _compared(wanted: Definition) -> frozenset[str]:
+    """Variables that the arms set: the worker already has this arm's values."""
+    return frozenset(name for env in wanted.environments for name in env)
 
 
 def _values(wanted: Definition, text: str) -> dict[Metric, list[float]]:
