@@ -321,7 +321,9 @@ def test_a_header_of_endless_length_is_refused(
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"junk" * 99, b"\x1f\x8b" + b"junk" * 9, b"BZh9junk", gzip.compress(b"x" * 600)]
+    "data",
+    [b"", b"junk" * 99, b"\x1f\x8b" + b"junk" * 9, b"BZh9junk", gzip.compress(b"x" * 600, mtime=0)],
+    ids=["empty", "junk", "gzip head", "bzip2 head", "gzip of no tar"],
 )
 def test_what_is_no_tarball_is_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "bad").write_bytes(data)

@@ -81,7 +81,10 @@ def test_every_key_of_the_example_is_read(tmp_path: Path) -> None:
         blocks=standard.blocks,
         probes=(
             ProbeChoice("host_memory", {"op": ("copy", "triad", "latency")}),
-            ProbeChoice("all_reduce", {"bytes": (8192, 2**20, 10**9), "ranks": (2,), "hosts": ("one", "all")}),
+            ProbeChoice(
+                "all_reduce",
+                {"bytes": (8192, 2**20, 10**9), "ranks": (2,), "hosts": ("one", "all")},
+            ),
         ),
         bindings=(
             BindingChoice("none"),

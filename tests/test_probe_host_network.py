@@ -16,7 +16,7 @@ from topobench.probes import host_network
 from topobench.probes.host_network import HostNetwork
 from topobench.reading import Reading, ReasonCode
 
-SMALL = {"bytes": 64 << 10, "streams": 2}
+SMALL: dict[str, Any] = {"bytes": 64 << 10, "streams": 2}
 
 
 class Pair:
