@@ -47,11 +47,14 @@ BODIES = {
     ("advise",): ("seeing.advise", []),
     ("accept",): ("accepting.accept", ["--criteria", "c.yaml"]),
     ("check",): ("judging.check", []),
+    ("sweep",): ("fleet_sweeps.sweep", ["--fleet", "fleet.yaml"]),
+    ("daemon",): ("daemon.run", ["--fleet", "fleet.yaml"]),
     ("ack",): ("judging.ack", ["h07", "--ticket", "T-1", "--until", "2099-01-01"]),
 }
 """Each command -> the function that does its work, and the arguments it needs."""
 CRASH_CODES: dict[tuple[str, ...], int] = {
     ("probe",): 70,
+    ("sweep",): 70,
     ("compare",): 70,
     ("check",): 3,
     ("accept",): 3,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import typer
 
-from topobench import cli_demo, cli_judge, cli_see
+from topobench import cli_demo, cli_fleet, cli_judge, cli_see
 from topobench.cli_commands import app
 from topobench.cli_data import db_app, import_app, topo_app
 from topobench.cli_output import drop_stdout, prepare_streams
@@ -32,6 +32,7 @@ app.add_typer(price_app, name="price")
 cli_judge.add_to(app)
 cli_demo.add_to(app)
 cli_see.add_to(app)
+cli_fleet.add_to(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -63,6 +63,7 @@ __all__ = [
     "RayConfig",
     "host_names",
     "load",
+    "load_table",
     "profiles",
     "to_yaml",
 ]
@@ -198,6 +199,36 @@ def load(
     """
     fields = Fields()
     file = _file_values(path, fields) if path else {}
+    return _merged(path, file, fields, overrides, environ)
+
+
+def load_table(
+    path: Path,
+    table: Table,
+    *,
+    overrides: Overrides = Overrides(),
+    environ: Mapping[str, str] | None = None,
+) -> ClusterConfig:
+    """
+    Like :func:`load`, of keys of a cluster that stand in another file; ``kind`` is not needed.
+
+    Raises:
+        ConfigError: With every mistake found.
+    """
+    fields = Fields()
+    values = fields.section(table.entries, KEYS)
+    values.pop("kind", None)
+    return _merged(path, _renamed(values), fields, overrides, environ)
+
+
+def _merged(
+    path: Path | None,
+    file: dict[str, Any],
+    fields: Fields,
+    overrides: Overrides,
+    environ: Mapping[str, str] | None,
+) -> ClusterConfig:
+    """The values of a file, environment and flags as one config."""
     flags = _flag_values(overrides, file, fields)
     sets = _set_values(overrides, fields)
     given = {**file, **_environment_values(environ, fields), **flags}

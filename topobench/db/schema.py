@@ -25,6 +25,7 @@ from topobench.db.schema_judged import (
     host_lease,
     night_rollup,
     price,
+    schedule_state,
     slo_window,
     verdict,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "run_detail",
     "run_member",
     "sample",
+    "schedule_state",
     "series",
     "sku",
     "slo_window",

@@ -167,6 +167,22 @@ host_lease = Table(
     Column("expires_at", UtcTime, nullable=False),
 )
 
+schedule_state = Table(
+    "schedule_state",
+    metadata,
+    Column("cluster", Text, nullable=False),
+    Column("schedule", Text, nullable=False),
+    Column("due_at", UtcTime),
+    Column("tried_at", UtcTime, nullable=False),
+    Column("tried_unix_seconds", Number, default=_seconds_of("tried_at")),
+    Column("ended_at", UtcTime),
+    Column("exit_code", Integer),
+    Column("sweep", Text),
+    Column("message", Text),
+    Column("findings", JsonText, nullable=False),
+    PrimaryKeyConstraint("cluster", "schedule"),
+)
+
 annotation = Table(
     "annotation",
     metadata,

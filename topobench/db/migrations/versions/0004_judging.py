@@ -1,5 +1,5 @@
 """
-Judging: host settings as columns, times of changes in seconds.
+Judging: host settings as columns, times of changes in seconds, what schedules last did.
 
 Revision: 0004.
 """
@@ -11,10 +11,11 @@ revision = "0004"
 down_revision = "0003"
 branch_labels = None
 depends_on = None
+TIME = sa.Text().with_variant(sa.TIMESTAMP(timezone=True), "postgresql")
 
 
 def upgrade() -> None:
-    """Add the columns."""
+    """Add the columns, and the table of schedules."""
     for name in ("governor", "boost", "mitigations"):
         op.add_column("environment", sa.Column(name, sa.Text()))
     op.add_column("change_event", sa.Column("at_unix_seconds", sa.Double()))
@@ -22,3 +23,17 @@ def upgrade() -> None:
     op.add_column("changepoint", sa.Column("at_hi_unix_seconds", sa.Double()))
     for name in ("years", "rate_ratio", "utilisation_ratio", "watts", "hour_amount"):
         op.add_column("price", sa.Column(name, sa.Double()))
+    op.create_table(
+        "schedule_state",
+        sa.Column("cluster", sa.Text(), nullable=False),
+        sa.Column("schedule", sa.Text(), nullable=False),
+        sa.Column("due_at", TIME),
+        sa.Column("tried_at", TIME, nullable=False),
+        sa.Column("tried_unix_seconds", sa.Double()),
+        sa.Column("ended_at", TIME),
+        sa.Column("exit_code", sa.Integer()),
+        sa.Column("sweep", sa.Text()),
+        sa.Column("message", sa.Text()),
+        sa.Column("findings", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("cluster", "schedule", name=op.f("pk_schedule_state")),
+    )

@@ -1,0 +1,410 @@
+"""Fleets: when sweeps are due, what fleet.yaml says, what is news, and the real commands."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from documents import check
+from main_job import Job
+from topobench import fleet, notify
+from topobench.agents.host_lock import HostLock
+from topobench.db import schedules
+from topobench.db.schedules import State
+from topobench.db.store import Store
+from topobench.errors import ConfigError
+from topobench.fleet_news import changes, judged
+from topobench.fleet_sweeps import Ran, exit_code, is_due
+from topobench.fleet_times import Times, jitter, parse_cron, parse_quiet, parse_zone
+
+UTC = datetime.UTC
+BERLIN = Times("30 2 * * *", "Europe/Berlin")
+
+
+def at(text: str) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("now", "due"),
+    [
+        ("2026-01-10T01:29:59", None),
+        ("2026-01-10T01:30", "2026-01-10T01:30"),
+        ("2026-07-10T00:30", "2026-07-10T00:30"),
+        ("2026-07-10T06:30", None),  # six hours late is too late
+        ("2026-03-29T00:59", None),  # 02:30 does not exist: right after the gap, at 03:00
+        ("2026-03-29T01:00", "2026-03-29T01:00"),
+        ("2026-10-25T00:30", "2026-10-25T00:30"),  # 02:30 comes twice: the first counts
+        ("2026-10-25T01:30", "2026-10-25T00:30"),
+    ],
+)
+def test_a_time_of_a_zone_is_met_once_whatever_the_clocks_do(now: str, due: str | None) -> None:
+    assert BERLIN.due(at(now)) == (None if due is None else at(due))
+
+
+def test_an_hourly_sweep_comes_in_both_of_the_doubled_hours() -> None:
+    hourly = Times("30 * * * *", "Europe/Berlin", late_seconds=1800)
+    asked = ["2026-10-25T00:31", "2026-10-25T01:31", "2026-03-29T01:31"]
+    assert [hourly.due(at(now)) for now in asked] == [
+        at("2026-10-25T00:30"),
+        at("2026-10-25T01:30"),
+        at("2026-03-29T01:30"),
+    ]
+
+
+def test_of_many_missed_times_only_the_newest_is_due() -> None:
+    assert Times("*/5 * * * *").due(at("2026-05-01T10:14")) == at("2026-05-01T10:10")
+
+
+def test_jitter_is_the_same_each_night_and_differs_between_clusters() -> None:
+    names = [f"c{i}" for i in range(200)]
+    found = [jitter("prod", name, 1200) for name in names]
+    assert found == [jitter("prod", name, 1200) for name in names]
+    assert found != [jitter("test", name, 1200) for name in names]
+    assert min(found) >= 0
+    assert max(found) <= 1200
+    assert 500 < sum(found) / len(found) < 700
+    assert jitter("prod", "c1", 0) == 0
+    shifted = Times("0 2 * * *", shift_seconds=90)
+    assert shifted.due(at("2026-05-01T02:01:29")) is None
+    assert shifted.due(at("2026-05-01T02:01:30")) == at("2026-05-01T02:00")
+
+
+def test_in_quiet_hours_nothing_begins_and_at_their_end_it_does() -> None:
+    quiet = (parse_quiet("Mon-Fri 22:00-02:30"),)
+    times = Times("0 2 * * *", quiet=quiet)
+    friday, sunday = at("2026-05-01T02:10"), at("2026-05-03T02:10")
+    assert times.due(friday) is None
+    assert times.wakes(friday) == at("2026-05-01T02:30")
+    assert times.due(at("2026-05-01T02:30")) == at("2026-05-01T02:00")
+    assert times.due(sunday) == at("2026-05-03T02:00")  # Saturday evening is not quiet
+    assert times.wakes(sunday) == at("2026-05-04T02:00")
+    always = Times("0 2 * * *", quiet=(parse_quiet("00:00-24:00"),))
+    assert (always.due(friday), always.wakes(friday)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "says"),
+    [
+        (parse_cron, "0 25 * * *", "Bad hour"),
+        (parse_cron, "@daily", "minute hour day month weekday"),
+        (parse_cron, "0 0 30 2 *", "Bad day-of-month"),
+        (parse_zone, "Europe/Berln", "did you mean Europe/Berlin?"),
+        (parse_quiet, "8-18", "such as 08:00-18:00"),
+        (parse_quiet, "Mo 08:00-18:00", "'Mo' is no day"),
+        (parse_quiet, "08:00-08:00", "holds no time"),
+        (parse_quiet, "08:00-24:01", "no time of a day"),
+    ],
+)
+def test_a_wrong_time_says_what_was_expected(
+    parse: Callable[[str], object], text: str, says: str
+) -> None:
+    with pytest.raises(ValueError, match=r".") as error:
+        parse(text)
+    assert says in str(error.value)
+
+
+WHOLE = """\
+kind: topobench-fleet/v1
+name: prod
+store: sqlite:///fleet.db
+zone: Europe/Berlin
+jitter: 20m
+quiet: [Mon-Fri 08:00-18:00]
+clusters:
+  - cluster: lab.yaml
+    schedules:
+      - {name: nightly, cron: "0 2 * * *", profile: standard, budget: 30m}
+      - {name: noon, cron: "0 12 * * *", quiet: [], zone: UTC}
+  - cluster: {name: solo, probes: [host_memory]}
+    store: sqlite:///solo.db
+    jitter: 0s
+    schedules: [{name: nightly, cron: "0 3 * * *"}]
+"""
+
+
+def test_keys_of_a_schedule_win_over_the_cluster_s_and_the_fleet_s(tmp_path: Path) -> None:
+    (tmp_path / "lab.yaml").write_text("kind: topobench/v1\nname: lab\nstore: sqlite:///x.db\n")
+    (tmp_path / "fleet.yaml").write_text(WHOLE)
+    found = fleet.load(tmp_path / "fleet.yaml")
+    nightly, noon, solo = found.schedules
+    assert (found.name, found.store) == ("prod", "sqlite:///fleet.db")
+    assert [s.label for s in found.schedules] == ["lab/nightly", "lab/noon", "solo/nightly"]
+    assert (nightly.config.profile, nightly.config.budget_seconds) == ("standard", 1800)
+    assert (nightly.config.store, solo.config.store) == ("sqlite:///fleet.db", "sqlite:///solo.db")
+    assert [p.name for p in solo.config.probes] == ["host_memory"]
+    shift = jitter("prod", "lab", 1200)
+    assert (nightly.times.shift_seconds, noon.times.shift_seconds) == (shift, shift)
+    assert (nightly.times.zone, noon.times.zone) == ("Europe/Berlin", "UTC")
+    assert (len(nightly.times.quiet), noon.times.quiet) == (1, ())
+    assert solo.times.shift_seconds == 0
+    assert fleet.chosen(found, "solo,lab/noon") == (noon, solo)
+    with pytest.raises(ConfigError, match="did you mean lab/noon"):
+        fleet.chosen(found, "lab/noom")
+
+
+def test_all_mistakes_of_a_fleet_are_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(
+        WHOLE.replace("Europe/Berlin", "Europe/Berln")
+        .replace("0 12", "0 99")
+        .replace("jitter: 0s", "jiter: 0s")
+        .replace("[host_memory]", "[host_memry]")
+    )
+    with pytest.raises(ConfigError) as error:
+        fleet.load(file)
+    told = "\n".join(error.value.mistakes)
+    assert f"{file}:4: zone: 'Europe/Berln' is no time zone" in told
+    assert f"{file}:11: clusters[0].schedules[1].cron: '0 99 * * *' is no cron expression" in told
+    assert f"{file}:14: clusters[1].jiter: unknown key" in told
+    assert "did you mean jitter?" in told
+    assert f"{tmp_path}/lab.yaml: no such file" in told
+    assert f"{file}:12: probes: host_memry" in told or "host_memory?" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("kind: topobench/v1\n", "starts with kind: topobench-fleet/v1"),
+        ("kind: topobench-fleet/v1\n", "names no cluster"),
+        ("kind: topobench-fleet/v1\nclusters: [{cluster: {name: a}}]\n", "and schedules:"),
+        (WHOLE.replace("name: noon", "name: nightly"), "lab/nightly is given twice"),
+    ],
+)
+def test_a_fleet_that_cannot_be_used_says_why(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "lab.yaml").write_text("kind: topobench/v1\nname: lab\n")
+    (tmp_path / "fleet.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        fleet.load(tmp_path / "fleet.yaml")
+    assert says in str(error.value)
+
+
+def test_news_is_what_got_worse_and_what_cleared_and_silence_clears_nothing() -> None:
+    before = {
+        "h1": "fail",
+        "h2": "degraded",
+        "h3": "degraded",
+        "h4": "fail",
+        "incident: x": "degraded",
+    }
+    now = {"h1": "fail", "h2": "fail", "h3": "ok", "h5": "degraded", "h6": "watch", "h4": "unknown"}
+    found = changes(before, now)
+    assert found.new == {"h2": "fail", "h5": "degraded"}
+    assert found.cleared == ("h3", "incident: x")
+    assert found.findings == {"h1": "fail", "h2": "fail", "h4": "fail", "h5": "degraded"}
+    again = changes(found.findings, now)
+    assert (again.new, again.cleared, again.findings) == ({}, (), found.findings)
+
+
+def test_hosts_that_are_acknowledged_are_no_news() -> None:
+    subject = {"name": "h1", "device_name": None, "level": "fail", "acknowledged": None}
+    link = {**subject, "device_name": "GPU0", "level": "degraded"}
+    known = {**subject, "name": "h2", "acknowledged": {"ticket": "T-1"}}
+    document = {"subjects": [subject, link, known], "incidents": [{"class": "driver"}]}
+    assert judged(document) == {
+        "h1": "fail",
+        "h1 GPU0": "degraded",
+        "incident: driver": "degraded",
+    }
+
+
+@pytest.mark.parametrize(
+    ("tried", "code", "sweep", "due"),
+    [
+        ("2026-05-01T01:59", 0, "u", True),
+        ("2026-05-01T02:00", 0, "u", False),
+        ("2026-05-01T02:00", 1, "u", False),
+        ("2026-05-01T02:00", 3, "u", False),  # it ran, and measured nothing: not again all night
+        ("2026-05-01T02:00", 4, None, True),
+        ("2026-05-01T02:00", 3, None, True),
+        ("2026-05-01T02:00", None, None, True),  # killed
+        ("2026-05-01T02:00", 143, "u", True),
+        ("2026-05-01T02:00", 70, None, False),
+    ],
+)
+def test_a_try_that_could_not_measure_is_made_again(
+    tried: str, code: int | None, sweep: str | None, due: bool
+) -> None:
+    state = State("lab", "nightly", at(tried), exit_code=code, sweep=sweep)
+    assert is_due(state, at("2026-05-01T02:00")) is due
+    assert not is_due(state, None)
+
+
+def test_the_gravest_sweep_decides_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "lab.yaml").write_text("kind: topobench/v1\nname: lab\n")
+    (tmp_path / "fleet.yaml").write_text(WHOLE)
+    schedule = fleet.load(tmp_path / "fleet.yaml").schedules[0]
+    ran = [Ran(schedule, exit_code=c, verdict=v) for c, v in ((0, 0), (4, 3), (1, 1))]
+    assert [exit_code(ran, check=c) for c in (False, True)] == [4, 1]
+    assert exit_code([*ran, Ran(schedule, exit_code=143, verdict=3)], check=True) == 143
+    assert exit_code([], check=True) == 0
+
+
+def test_a_store_keeps_what_schedules_last_did(store_url: str) -> None:
+    with Store.open(store_url) as store:
+        assert schedules.of(store, "lab", "nightly") is None
+        schedules.begin(store, "lab", "nightly", due_at=at("2026-05-01T02:00"))
+        begun = schedules.of(store, "lab", "nightly")
+        assert begun is not None
+        assert (begun.due_at, begun.exit_code) == (at("2026-05-01T02:00"), None)
+        schedules.end(
+            store,
+            "lab",
+            "nightly",
+            exit_code=1,
+            sweep="u",
+            message="some cells failed",
+            findings={"h1": "fail"},
+        )
+        schedules.begin(store, "lab", "nightly", due_at=None)
+        again = schedules.of(store, "lab", "nightly")
+        assert again is not None
+        assert (again.exit_code, again.sweep, again.findings) == (None, None, {"h1": "fail"})
+        assert again.tried_at >= begun.tried_at
+
+
+def written(folder: Path, cluster: str, cron: str) -> Path:
+    file = folder / "fleet.yaml"
+    file.write_text(
+        "kind: topobench-fleet/v1\nname: prod\nclusters:\n"
+        f"  - cluster: {cluster}\n    schedules: [{{name: now, cron: '{cron}'}}]\n"
+    )
+    return file
+
+
+def just_now() -> str:
+    """A time of each day that came within the last two minutes."""
+    past = datetime.datetime.now(UTC) - datetime.timedelta(minutes=1)
+    return f"{past.minute} {past.hour} * * *"
+
+
+def test_what_is_due_is_swept_once_and_a_held_host_refuses_it(tmp_path: Path) -> None:
+    """The refusal names who holds the host; once that is free, the next look sweeps."""
+    job = Job(tmp_path)
+    probes = "{host_memory: {op: copy, bytes: 8M}}"
+    written(tmp_path, f"{{name: lab, probes: [{probes}]}}", just_now())
+    due = ("sweep", "--fleet", "fleet.yaml", "--due", "--trigger", "cron")
+    with HostLock(tmp_path / "run", sweep="by hand"):
+        refused = job.run(*due)
+    assert refused.returncode == 4
+    assert f"pid {os.getpid()} since 20" in refused.stdout
+    assert job.sweeps() == []
+    first = job.run(*due, "--check", "--format", "json")
+    document = json.loads(first.stdout)
+    check(document, "sweep-fleet")
+    (ran,) = document["data"]["sweeps"]
+    assert [ran["sweep"]] == job.sweeps()
+    assert ran["verdict"] == document["exit_code"] == first.returncode
+    assert ran["is_news"], "it was refused before and is not now"
+    assert job.rows("SELECT trigger FROM sweep") == [("cron",)]
+    again = job.run(*due, "--check")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert len(job.sweeps()) == 1
+
+
+class Supervisor:
+    """What systemd is to a service: a socket that hears how it is."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(path))
+        self.socket.settimeout(30)
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def hears(self, wanted: str) -> list[str]:
+        """Wait for a state; returns the datagram with it."""
+        while True:
+            states = self.socket.recv(4096).decode().split("\n")
+            if wanted in states:
+                return states
+
+
+@contextlib.contextmanager
+def mute() -> Iterator[int]:
+    """A port of this host that takes connections and never says anything."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        text += (task / "children").read_text().split()
+    return sorted({int(p) for p in text})
+
+
+def test_the_daemon_serves_sweeps_rereads_and_ends_with_its_child(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    Store.open(f"sqlite:///{job.database}").close()
+    file = written(tmp_path, "{name: lab}", "0 0 29 2 *")
+    job.env |= {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "3000000"}
+    command = ("daemon", "--fleet", "fleet.yaml", "--port", "0", "--format", "json")
+    with (
+        Supervisor(tmp_path / "notify") as supervisor,
+        mute() as port,
+        job.start(*command) as process,
+    ):
+        try:
+            assert process.stderr is not None
+            where = process.stderr.readline().split()[2].rstrip(",")
+            supervisor.hears("READY=1")
+            supervisor.hears("WATCHDOG=1")
+            for path, says in (("/healthz", "ok"), ("/metrics", "topobench_store_up 1.0")):
+                with urllib.request.urlopen(where + path, timeout=30) as answer:
+                    assert says in answer.read().decode()
+            while children(process.pid):  # the first look finds nothing due
+                time.sleep(0.1)
+            file.write_text("kind: wrong\n")
+            process.send_signal(signal.SIGHUP)
+            supervisor.hears("RELOADING=1")
+            assert "is wrong, what was read before stays" in process.stderr.readline()
+            assert "kind: wrong" in process.stderr.readline()
+            written(tmp_path, f"{{name: lab, ray: {{address: '127.0.0.1:{port}'}}}}", just_now())
+            process.send_signal(signal.SIGHUP)
+            while "again, 1 schedules" not in process.stderr.readline():
+                pass
+            deadline = time.monotonic() + 60
+            while not job.rows("SELECT 1 FROM schedule_state") and time.monotonic() < deadline:
+                time.sleep(0.1)
+            found = children(process.pid)
+            assert len(found) == 1
+            process.send_signal(signal.SIGTERM)
+            supervisor.hears("STOPPING=1")
+            out, _ = process.communicate(timeout=90)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    document = json.loads(out)
+    check(document, "daemon")
+    assert document["data"]["fleet"] == "prod"
+    assert document["data"]["runs"] >= 2
+    assert not Path(f"/proc/{found[0]}").exists()
+    assert job.rows("SELECT cluster, schedule FROM schedule_state") == [("lab", "now")]
+
+
+def test_a_service_without_a_supervisor_tells_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in notify.SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    notify.notify("READY=1")
+    assert notify.watchdog_seconds() is None
+    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+    assert notify.watchdog_seconds() == 30
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    assert notify.watchdog_seconds() is None
