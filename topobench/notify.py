@@ -26,7 +26,7 @@ def notify(*states: str) -> None:
 
 
 def reloading() -> None:
-    """Say that the settings are read again; ``READY=1`` must follow (Type=notify-reload)."""
+    """Say that the settings are read again; ``READY=1`` must follow."""
     microseconds = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     notify("RELOADING=1", f"MONOTONIC_USEC={microseconds}")
 

@@ -86,6 +86,7 @@ class _Fleet(Collector):
                 totals.add_metric([cluster, level], counts[cluster, level])
         yield from (measured, verdict, totals)
         yield from self._sweeps()
+        yield from self._schedules()
 
     def _sweeps(self) -> Iterator[Metric]:
         """The newest sweep of each cluster: when it began, and its cells by status."""
@@ -107,6 +108,27 @@ class _Fleet(Collector):
             for status, number in sorted(sweep["counts"].items()):
                 cells.add_metric([sweep["cluster"], status], number)
         yield from (started, cells)
+
+    def _schedules(self) -> Iterator[Metric]:
+        """When each schedule of a fleet was last tried, and what that gave."""
+        from topobench.db import schedules
+
+        tried = GaugeMetricFamily(
+            "topobench_schedule_last_try_timestamp_seconds",
+            "When a schedule was last tried, since 1970; alert on its age",
+            labels=["cluster", "schedule"],
+        )
+        codes = GaugeMetricFamily(
+            "topobench_schedule_exit_code",
+            "Exit code of the last try that ended, as of topobench probe",
+            labels=["cluster", "schedule"],
+        )
+        for state in schedules.every(self._site.store()):
+            labels = [state.cluster, state.schedule]
+            tried.add_metric(labels, state.tried_at.timestamp())
+            if state.exit_code is not None:
+                codes.add_metric(labels, state.exit_code)
+        yield from (tried, codes)
 
 
 def _single(name: str, help_text: str, labels: dict[str, str], value: float) -> Metric:

@@ -1,0 +1,154 @@
+"""deploy/: every file is tried as far as that goes without the platform it is for."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+import yaml
+
+from topobench import cli, fleet, fleet_times
+from topobench.db.store import Store
+from topobench.web import metrics
+from topobench.web.site import Site
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy"
+GRAFANA = json.loads((DEPLOY / "grafana/topobench.json").read_text())
+
+
+def run(*command: str) -> None:
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ignoring" not in done.stderr, done.stderr
+
+
+def the(name: str) -> Any:
+    return yaml.safe_load((DEPLOY / name).read_text())
+
+
+def commands() -> list[list[str]]:
+    """Every topobench command line of the units, the crontab and the manifests."""
+    lines = [p.read_text() for p in (*DEPLOY.glob("systemd/*.service"), DEPLOY / "cron/topobench")]
+    found = [
+        shlex.split(line.split(">")[0])
+        for text in lines
+        for line in re.findall(r"topobench ((?:sweep|daemon|db) .*)", text)
+        if not line.startswith("daemon:")
+    ]
+    job = the("kubernetes/cronjob.yaml")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    return [*found, job["containers"][0]["args"]]
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_every_command_line_is_understood(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its files are missing here, which is the only thing it complains about."""
+    monkeypatch.chdir(tmp_path)
+    moved = [w.replace("/etc/", f"{tmp_path}/").replace("/var/", f"{tmp_path}/") for w in command]
+    assert cli.main(moved) in (1, 2, 3)
+    told = capsys.readouterr().err
+    assert re.search(r"no such file|no database|does not exist", told), told
+
+
+def test_the_example_of_a_fleet_is_read(tmp_path: Path) -> None:
+    found = fleet.load(DEPLOY / "fleet.yaml")
+    assert [s.label for s in found.schedules] == ["lab/nightly", "lab/weekly"]
+    page = (ROOT / "docs/operations.md").read_text()
+    (tmp_path / "fleet.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
+    shutil.copy(DEPLOY / "lab.yaml", tmp_path)
+    told = [s.label for s in fleet.load(tmp_path / "fleet.yaml").schedules]
+    assert told == ["lab/nightly", "lab/weekly", "edge/nightly"]
+
+
+def test_the_page_names_every_key_of_a_fleet() -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \| (?:top|cluster|schedule|any)", page, re.MULTILINE)
+    told = {key for row in rows for key in re.findall(r"`(\w+)`", row)}
+    assert told == {*fleet._KEYS, *fleet._CLUSTER, *fleet._SCHEDULE}
+
+
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    for unit in (DEPLOY / "systemd").iterdir():
+        text = unit.read_text().replace("/opt/topobench/bin/topobench", "/bin/true")
+        (tmp_path / unit.name).write_text(text)
+    run("systemd-analyze", "verify", *map(str, sorted(tmp_path.iterdir())))
+
+
+def test_the_crontab_has_five_fields_and_a_user() -> None:
+    lines = [x for x in (DEPLOY / "cron/topobench").read_text().splitlines() if "* *" in x]
+    assert len(lines) == 2
+    for line in lines:
+        *times, user = line.split()[:6]
+        assert fleet_times.parse_cron(" ".join(times))
+        assert user == "topobench"
+
+
+def test_shellcheck_finds_nothing_in_the_slurm_script() -> None:
+    run("shellcheck", "deploy/slurm/sweep.sbatch")
+
+
+def test_promtool_accepts_the_alerts_and_they_fire_when_they_should() -> None:
+    run("promtool", "check", "rules", "deploy/prometheus/alerts.yaml")
+    run("promtool", "test", "rules", "deploy/prometheus/alerts.test.yaml")
+
+
+def test_alerts_and_panels_ask_for_metrics_that_exist(tmp_path: Path) -> None:
+    text = (DEPLOY / "prometheus/alerts.yaml").read_text() + json.dumps(GRAFANA)
+    asked = set(re.findall(r"\b(topobench_\w+?)(?:\{|\b)(?=[^\w])", text)) - {"topobench_write"}
+    url = f"sqlite:///{tmp_path}/x.db"
+    Store.open(url).close()
+    site = Site(url)
+    told = metrics.exposition(site).decode()
+    site.close()
+    known = set(re.findall(r"^# TYPE (\w+)", told, re.MULTILINE))
+    assert asked
+    assert asked <= known
+
+
+@pytest.mark.postgres
+def test_postgresql_understands_the_panels(postgres_url: str) -> None:
+    asked = [t["rawSql"] for p in GRAFANA["panels"] for t in p["targets"] if "rawSql" in t]
+    assert len(asked) == 2
+    with Store.open(postgres_url) as store, store.engine.connect() as connection:
+        for text in asked:
+            plain = re.sub(r"\$__timeFilter\(\w+\)", "true", text.replace("$cluster", "'lab'"))
+            assert connection.execute(sa.text(plain)).all() == []
+
+
+def test_manifests_have_the_fields_that_their_kinds_need() -> None:
+    ray, job = the("kubernetes/raycluster.yaml"), the("kubernetes/cronjob.yaml")
+    assert (ray["apiVersion"], ray["kind"]) == ("ray.io/v1", "RayCluster")
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "CronJob")
+    head, (workers,) = ray["spec"]["headGroupSpec"], ray["spec"]["workerGroupSpecs"]
+    assert all(isinstance(v, str) for g in (head, workers) for v in g["rayStartParams"].values())
+    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
+    mounts = workers["template"]["spec"]
+    assert mounts["volumes"][0]["hostPath"]["path"] == "/run/lock/topobench"
+    assert job["spec"]["concurrencyPolicy"] == "Forbid"
+    assert fleet_times.parse_cron(job["spec"]["schedule"])
+    launcher = the("ray/onpremise.yaml")
+    assert launcher["provider"]["type"] == "local"
+    assert launcher["max_workers"] == len(launcher["provider"]["worker_ips"])
+
+
+def test_the_image_copies_what_is_there() -> None:
+    text = (DEPLOY / "docker/Dockerfile").read_text()
+    copied = [
+        x for line in re.findall(r"^COPY (.*)", text, re.MULTILINE) for x in line.split()[:-1]
+    ]
+    assert copied
+    assert all((ROOT / name).exists() for name in copied)
