@@ -18,7 +18,7 @@ import pytest
 
 from documents import check
 from main_job import Job
-from topobench import fleet, notify
+from topobench import cli, fleet, fleet_sweeps, notify
 from topobench.agents.host_lock import HostLock
 from topobench.db import schedules
 from topobench.db.schedules import State
@@ -312,6 +312,21 @@ def test_what_is_due_is_swept_once_and_a_held_host_refuses_it(tmp_path: Path) ->
     again = job.run(*due, "--check")
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
     assert len(job.sweeps()) == 1
+
+
+def test_two_looks_at_a_fleet_do_not_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TOPOBENCH_RUN_DIR", str(tmp_path / "run"))
+    file = written(tmp_path, "{name: lab}", "0 0 29 2 *")
+    command = ["sweep", "--fleet", str(file), "--due"]
+    with fleet_sweeps._alone(file):
+        assert cli.main(command) == 4
+        assert f"is under way (pid {os.getpid()} since 20" in capsys.readouterr().err
+        assert cli.main([*command, "--trigger", "cron"]) == 0
+        assert capsys.readouterr() == ("", "")
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out == "fleet prod: nothing is due\n"
 
 
 class Supervisor:
