@@ -19,8 +19,8 @@ from topobench.host import Busy, Idle
 from topobench.probes import registry
 from topobench.probes.protocol import Kind, fields_of
 from topobench.reading import MemoryPolicy, Scalar
-from topobench.topology import parse_cpu_list
 from topobench.retention import DAY_SECONDS, Retention
+from topobench.topology import parse_cpu_list
 from topobench.units import format_bytes, parse_bytes, parse_count, parse_duration
 from topobench.yaml_strict import Entry, Listing, Node, Table, Text
 

@@ -18,7 +18,6 @@ from topobench.host import Host, describe
 from topobench.reading import to_json
 from topobench.topology import Topology
 
-
 HOST_KIND = "host"
 """Of a device that stands for its host, so that ranks without a GPU have a place, too."""
 

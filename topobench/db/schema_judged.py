@@ -208,5 +208,6 @@ night_rollup = Table(
     Column("median", Number, nullable=False),
     Column("mad", Number),
     PrimaryKeyConstraint("series_id", "metric_id", "point", "day"),
+    Index(None, "day"),
     sqlite_with_rowid=False,
 )

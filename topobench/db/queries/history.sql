@@ -8,22 +8,32 @@
 -- param now moment = now: ages are counted up to here
 -- Reads night_rollup alone, so that it stays quick over years and after results are gone.
 -- n: readings of that night; lowest and highest are not kept, mad is of those readings.
+WITH newest AS (
+    SELECT
+        u.series_id, u.metric_id, u.point, u.day, u.n, u.median, u.mad,
+        cl.name AS cluster, h.name AS host, ds.label AS devices, pc.probe, pc.params,
+        a.name AS arm, m.name AS metric, m.unit, s.latest_unix_seconds, s.source, s.synthetic
+    FROM night_rollup u
+    JOIN series s ON s.id = u.series_id
+    JOIN host h ON h.id = s.host_id
+    JOIN cluster cl ON cl.id = h.cluster_id
+    JOIN probe_case pc ON pc.id = s.case_id
+    JOIN arm a ON a.id = s.arm_id
+    JOIN device_set ds ON ds.id = s.device_set_id
+    JOIN metric m ON m.id = u.metric_id
+    WHERE h.name LIKE :host AND pc.probe LIKE :probe AND m.name LIKE :metric
+        AND s.source LIKE :source AND u.median > 0
+    ORDER BY u.day DESC, cl.name, h.name, pc.probe, ds.label, pc.params, a.name, m.name, u.point
+    LIMIT :limit
+)
 SELECT
-    cl.name AS cluster, h.name AS host, ds.label AS devices, pc.probe, pc.params, a.name AS arm,
-    m.name AS metric, m.unit, u.point, u.day, u.n, u.median, u.mad,
-    u.median / max(u.median) OVER (
-        PARTITION BY u.series_id, u.metric_id, u.point
+    cluster, host, devices, probe, params, arm, metric, unit, point, day, n, median, mad,
+    median / (
+        SELECT max(b.median)
+        FROM night_rollup b
+        WHERE b.series_id = newest.series_id AND b.metric_id = newest.metric_id
+            AND b.point = newest.point
     ) AS of_highest_ratio,
-    :now - s.latest_unix_seconds AS age_seconds, s.source, s.synthetic
-FROM night_rollup u
-JOIN series s ON s.id = u.series_id
-JOIN host h ON h.id = s.host_id
-JOIN cluster cl ON cl.id = h.cluster_id
-JOIN probe_case pc ON pc.id = s.case_id
-JOIN arm a ON a.id = s.arm_id
-JOIN device_set ds ON ds.id = s.device_set_id
-JOIN metric m ON m.id = u.metric_id
-WHERE h.name LIKE :host AND pc.probe LIKE :probe AND m.name LIKE :metric AND s.source LIKE :source
-    AND u.median > 0
-ORDER BY u.day DESC, cl.name, h.name, pc.probe, ds.label, pc.params, a.name, m.name, u.point
-LIMIT :limit
+    :now - latest_unix_seconds AS age_seconds, source, synthetic
+FROM newest
+ORDER BY day DESC, cluster, host, probe, devices, params, arm, metric, point

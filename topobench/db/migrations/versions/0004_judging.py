@@ -23,6 +23,7 @@ def upgrade() -> None:
     op.add_column("changepoint", sa.Column("at_hi_unix_seconds", sa.Double()))
     for name in ("years", "rate_ratio", "utilisation_ratio", "watts", "hour_amount"):
         op.add_column("price", sa.Column(name, sa.Double()))
+    op.create_index(op.f("ix_night_rollup_day"), "night_rollup", ["day"])
     op.create_table(
         "schedule_state",
         sa.Column("cluster", sa.Text(), nullable=False),
