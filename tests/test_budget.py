@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -52,10 +53,14 @@ class TestBudget:
         assert "repeat 4 (" in warning
 
     def test_hosts_work_side_by_side_within_it(self) -> None:
+        alone = make_plan(configured(probes="host_memory"), [host(small())], seed=1)
+        seconds = math.ceil(alone.estimated_seconds)
         hosts = [host(small(), key) for key in "abc"]
-        plan = make_plan(configured(budget="20s"), hosts, seed=1)
+        chosen = configured(probes="host_memory", budget=f"{seconds}s")
+        plan = make_plan(chosen, hosts, seed=1)
         assert self.left_out(plan) == []
-        assert plan.estimated_seconds <= 20
+        assert plan.estimated_seconds <= seconds
+        assert len(planned(plan.cells)) == 3 * len(planned(alone.cells))
 
     def test_a_budget_without_room_for_one_cell_is_refused(self) -> None:
         with pytest.raises(UsageError, match="1 s has no room for a single cell; the shortest"):

@@ -15,7 +15,7 @@ import pytest
 from referencing import Registry, Resource
 
 import report_documents as documents
-from topobench import __version__
+from topobench import __version__, upkeep
 from topobench.envelope import envelope, error_envelope
 from topobench.errors import ConfigError, NotFound
 from topobench.reading import Reason, ReasonCode, Status
@@ -193,5 +193,5 @@ def test_the_store_s_own_documents_fit_their_schemas(tmp_path: Path) -> None:
     sweep = documents.cpu_host_sweep()["sweep"]
     assert errors("db-info", wrap("db-info", {**info, "last_sweep": sweep})) == []
     assert errors("db-info", wrap("db-info", {**info, "last_sweep": {}})) != []
-    upgraded = {"url": info["url"], "schema": info["schema"]}
+    upgraded = upkeep.db_upgrade(info["url"]).data
     assert errors("db-upgrade", wrap("db-upgrade", upgraded)) == []

@@ -51,7 +51,7 @@ def report_page(
     size = f"{len(text.encode()) / 1e6:.1f} MB"
     return Outcome(
         sight.document,
-        lambda: Text(f"wrote {target} ({size}); open it in a browser"),
+        lambda: Text(f"wrote {target} ({size}); open it in a browser", no_wrap=True),
         status=sight.document["sweep"]["status"],
         warnings=sight.document["sweep"]["warnings"],
     )

@@ -57,7 +57,7 @@ def render_demo(data: Mapping[str, Any]) -> RenderableType:
     return Group(
         Text("SYNTHETIC: every number in this file is made up.", style="bold yellow"),
         Text(""),
-        Text(f"Stored in {clean(data['path'])} ({format_bytes(data['size_bytes'])})"),
+        Text(f"Stored in {clean(data['path'])} ({format_bytes(data['size_bytes'])})", no_wrap=True),
         *_clusters(data["clusters"]),
         Text(""),
         Text("PLANTED", style="bold"),
