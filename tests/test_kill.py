@@ -84,7 +84,7 @@ def test_a_killed_driver_leaves_no_process_and_loses_no_committed_run(
         driver = job.start("probe", *MANY, *(attached if number % 5 else ()))
         if number % 2:  # else while it starts
             wait_for_runs(job, driver, len(before) + 1)
-        time.sleep(draw.uniform(0.0, 2.0))
+        time.sleep(draw.uniform(0.0, 1.5))
         seen = before | job.committed()
         driver.send_signal(signal.SIGKILL)
         driver.communicate()
@@ -115,7 +115,7 @@ def test_a_killed_agent_fails_its_cells_and_the_driver_says_so(job: Job, cluster
         assert agent is not None
         if number % 2:
             wait_for_runs(job, driver, len(before) + 1)
-        time.sleep(draw.uniform(0.0, 2.0))
+        time.sleep(draw.uniform(0.0, 1.5))
         seen = before | job.committed()
         os.kill(agent, signal.SIGKILL)
         out, err = driver.communicate(timeout=60)
