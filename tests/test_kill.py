@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: nothing committed is lost, nothing is left, no run is half-written."""
+"""SIGKILL of workers, and signals to the driver: a clean end, and no run is half-written."""
 
 from __future__ import annotations
 
@@ -7,128 +7,16 @@ import json
 import os
 import random
 import signal
-import sqlite3
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from main_job import Job, agent_of, descendants, gone_within, stolen, workers_of
+from killing import FEW, MANY, ROUNDS, SEED, check_store, job, wait_for_runs
+from main_job import Job, descendants, gone_within, stolen, workers_of
 from topobench.errors import AgentError
 from topobench.signals import Interrupted, Signals
 
-ROUNDS = 20
-SEED = 20261129
-MANY = (
-    *("--probes", "host_memory", "--set", "host_memory.op=copy"),
-    *("--set", "host_memory.bytes=" + ",".join(f"{n}M" for n in range(4, 64, 2))),
-)
-"""Thirty short cells: a sweep that outlasts every moment chosen here."""
-FEW = (*MANY[:4], "--set", "host_memory.bytes=" + ",".join(f"{n}M" for n in range(4, 20, 2)))
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """The address of a running Ray, as a site has one."""
-    from ray.cluster_utils import Cluster
-
-    options = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80 * 2**20}
-    running = Cluster(initialize_head=True, head_node_args=options)
-    yield running.address
-    running.shutdown()
-
-
-def attach(job: Job, address: str) -> tuple[str, str]:
-    """The flag that makes a probe use that Ray instead of one of its own."""
-    text = f"kind: topobench/v1\nname: lab\nray: {{address: '{address}'}}\n"
-    (job.folder / "cluster.yaml").write_text(text)
-    return ("--cluster", "cluster.yaml")
-
-
-def check_store(job: Job) -> None:
-    """The file is whole, and every good run has its readings."""
-    if not job.database.exists():
-        return
-    with closing(sqlite3.connect(job.database)) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    half = job.rows(
-        "SELECT r.uuid FROM run r WHERE r.status IN ('ok', 'partial') "
-        "AND NOT EXISTS (SELECT 1 FROM reading x WHERE x.run_id = r.id)"
-    )
-    assert half == []
-
-
-def wait_for_runs(job: Job, driver: subprocess.Popen[str], count: int) -> None:
-    """Until the store holds so many runs."""
-    while driver.poll() is None and len(job.committed()) < count:
-        time.sleep(0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_killed_driver_leaves_no_process_and_loses_no_committed_run(
-    job: Job, cluster: str
-) -> None:
-    draw = random.Random(SEED)
-    attached = attach(job, cluster)
-    for number in range(ROUNDS):
-        before = job.committed()
-        driver = job.start("probe", *MANY, *(attached if number % 5 else ()))
-        if number % 2:  # else while it starts
-            wait_for_runs(job, driver, len(before) + 1)
-        time.sleep(draw.uniform(0.0, 1.5))
-        seen = before | job.committed()
-        driver.send_signal(signal.SIGKILL)
-        driver.communicate()
-        assert gone_within(5, driver.pid, job.sweeps()) == []
-        assert seen <= job.committed()
-        check_store(job)
-    final = job.run("probe", *MANY[:4], "--set", "host_memory.bytes=8M")
-    assert final.returncode == 0, final.stderr
-    states = [row[0] for row in job.rows("SELECT status FROM sweep ORDER BY id")]
-    assert states[-1] == "done"
-    assert set(states[:-1]) <= {"interrupted"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_killed_agent_fails_its_cells_and_the_driver_says_so(job: Job, cluster: str) -> None:
-    draw = random.Random(SEED)
-    attached = attach(job, cluster)
-    for number in range(ROUNDS):
-        before = job.committed()
-        own_ray = number % 5 == 0
-        flags = () if own_ray else attached
-        driver = job.start("probe", *MANY, *flags, "--format", "json")
-        agent = None
-        while agent is None and driver.poll() is None:
-            time.sleep(0.02)
-            agent = agent_of(driver.pid if own_ray else os.getpid())
-        assert agent is not None
-        if number % 2:
-            wait_for_runs(job, driver, len(before) + 1)
-        time.sleep(draw.uniform(0.0, 1.5))
-        seen = before | job.committed()
-        os.kill(agent, signal.SIGKILL)
-        out, err = driver.communicate(timeout=60)
-        assert driver.returncode in (1, 3), err
-        assert gone_within(5, driver.pid, job.sweeps()) == []
-        assert seen <= job.committed()
-        check_store(job)
-        document = json.loads(out)
-        if document["data"] is not None:
-            cells = document["data"]["cells"]
-            lost = [c for c in cells if c["status"] != "ok" and not stolen(c)]
-            assert lost
-            assert [c["reason"] for c in lost if not c["reason"].startswith("host_lost: ")] == []
+__all__ = ["job"]
 
 
 @pytest.mark.slow

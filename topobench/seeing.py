@@ -37,11 +37,10 @@ def report_page(
     Raises:
         TopobenchError: The file cannot be written.
     """
-    from rich.text import Text
-
     from topobench.db import selecting
     from topobench.db.store import Store
     from topobench.report.page import render_report
+    from topobench.report.show import whole_line
 
     until = None if as_of is None else selecting.moment(as_of)
     with Store.open(store_url, create=False, read_only=True) as store:
@@ -51,7 +50,7 @@ def report_page(
     size = f"{len(text.encode()) / 1e6:.1f} MB"
     return Outcome(
         sight.document,
-        lambda: Text(f"wrote {target} ({size}); open it in a browser", no_wrap=True),
+        lambda: whole_line(f"wrote {target} ({size}); open it in a browser"),
         status=sight.document["sweep"]["status"],
         warnings=sight.document["sweep"]["warnings"],
     )

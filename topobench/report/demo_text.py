@@ -12,7 +12,7 @@ from rich.text import Text
 
 from topobench.report.safe import clean, command
 from topobench.report.sheet import Column, Prose, Sheet
-from topobench.report.show import show
+from topobench.report.show import show, whole_line
 from topobench.report.words import count
 from topobench.units import format_bytes
 
@@ -57,7 +57,7 @@ def render_demo(data: Mapping[str, Any]) -> RenderableType:
     return Group(
         Text("SYNTHETIC: every number in this file is made up.", style="bold yellow"),
         Text(""),
-        Text(f"Stored in {clean(data['path'])} ({format_bytes(data['size_bytes'])})", no_wrap=True),
+        whole_line(f"Stored in {clean(data['path'])} ({format_bytes(data['size_bytes'])})"),
         *_clusters(data["clusters"]),
         Text(""),
         Text("PLANTED", style="bold"),

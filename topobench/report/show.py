@@ -11,6 +11,7 @@ import io
 import sys
 
 from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 
 class StdoutConsole(Console):
@@ -40,6 +41,11 @@ class StderrConsole(Console):
     def on_broken_pipe(self) -> None:
         """Print nothing more."""
         self.quiet = True
+
+
+def whole_line(text: str) -> Text:
+    """A line that may be wider than the terminal: what it holds is for copying."""
+    return Text(text, no_wrap=True, overflow="ignore")
 
 
 def show(console: Console, *renderables: RenderableType) -> None:
