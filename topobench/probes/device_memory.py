@@ -12,7 +12,7 @@ from topobench.errors import ResultInvalid
 from topobench.probes import device_work
 from topobench.probes.driver import Driver
 from topobench.probes.metrics import BANDWIDTH
-from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
+from topobench.probes.protocol import Arms, Kind, WorkerContext, one_or_all, parameter
 from topobench.probes.timing import Sampler
 from topobench.reading import Metric, Reading, ReasonCode
 
@@ -48,12 +48,7 @@ class DeviceMemory:
         maximum=16 * GIB,
         help="size of each array, far beyond the caches",
     )
-    at_once: str = parameter(
-        "one",
-        kind=Kind.CHOICE,
-        choices=("one", "all"),
-        help="one GPU alone, or all selected GPUs of the host at the same time",
-    )
+    at_once: str = one_or_all()
 
     def measure(self, context: WorkerContext) -> Iterator[Reading]:
         """

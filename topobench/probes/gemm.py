@@ -18,7 +18,7 @@ from topobench import stats
 from topobench.errors import ProbeUnavailable, ResultInvalid
 from topobench.probes import cuda, device_work
 from topobench.probes.metrics import FLOP
-from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
+from topobench.probes.protocol import Arms, Kind, WorkerContext, one_or_all, parameter
 from topobench.probes.timing import QUEUE_MAX, Enqueue, Sampler
 from topobench.reading import Metric, Reading, ReasonCode
 
@@ -95,12 +95,7 @@ class Gemm:
         maximum=600.0,
         help="length of a sustained measurement, of which the second half counts",
     )
-    at_once: str = parameter(
-        "one",
-        kind=Kind.CHOICE,
-        choices=("one", "all"),
-        help="one GPU alone, or all selected GPUs of the host at the same time",
-    )
+    at_once: str = one_or_all()
 
     def measure(self, context: WorkerContext) -> Iterator[Reading]:
         """

@@ -20,7 +20,7 @@ from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
 from topobench.probes import at_once, collective, cuda
 from topobench.probes.host_memory import available_bytes
 from topobench.probes.metrics import BANDWIDTH, PER_CALL_BANDWIDTH
-from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
+from topobench.probes.protocol import Arms, Kind, WorkerContext, one_or_all, parameter
 from topobench.probes.timing import (
     QUEUE_MAX,
     QueueTimer,
@@ -69,12 +69,7 @@ class HostToDevice:
         choices=("pinned", "pageable"),
         help="host memory; pageable copies block the host, so they have no queued figure",
     )
-    at_once: str = parameter(
-        "one",
-        kind=Kind.CHOICE,
-        choices=("one", "all"),
-        help="one GPU alone, or all selected GPUs of the host at the same time",
-    )
+    at_once: str = one_or_all()
 
     def measure(self, context: WorkerContext) -> Iterator[Reading]:
         """

@@ -15,7 +15,7 @@ from topobench import stats
 from topobench.errors import ResultInvalid
 from topobench.probes import cuda, device_work
 from topobench.probes.metrics import LATENCY
-from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
+from topobench.probes.protocol import Arms, Kind, WorkerContext, one_or_all, parameter
 from topobench.probes.timing import QUEUE_MAX, Sampler
 from topobench.reading import Metric, Reading, ReasonCode
 
@@ -45,12 +45,7 @@ class KernelLaunch:
         choices=("back_to_back", "synchronised", "graph", "queued"),
         help="in a row, each waited for, replayed from a CUDA graph, or queued behind a spin",
     )
-    at_once: str = parameter(
-        "one",
-        kind=Kind.CHOICE,
-        choices=("one", "all"),
-        help="one GPU alone, or all selected GPUs of the host at the same time",
-    )
+    at_once: str = one_or_all()
 
     def measure(self, context: WorkerContext) -> Iterator[Reading]:
         """

@@ -70,6 +70,16 @@ def parameter(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def one_or_all() -> Any:
+    """Declare ``at_once``: GPUs one by one or together; the planner knows it by that name."""
+    return parameter(
+        "one",
+        kind=Kind.CHOICE,
+        choices=("one", "all"),
+        help="one GPU alone, or all selected GPUs of the host at the same time",
+    )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerContext:
     """
