@@ -1,14 +1,17 @@
 """
 Our figures beside those of the programs people trust, in one run, taking turns.
 
-    python benchmarks/versus_peers.py [--nvbandwidth PROGRAM] [--nccl-tests FOLDER]
+    python -m benchmarks.versus_peers [--nvbandwidth PROGRAM] [--nccl-tests FOLDER]
 
 * host memory: copy and triad at least 0.9 of STREAM's loops compiled by gcc;
 * queued copies of 64 KiB: within 3 % of a bare cudaMemcpyAsync loop behind the same spin,
   and at least 3 times the plain torch loop that waits for each copy;
 * peaks, H2D and D2H: at least 0.99 of a bare loop, and of nvbandwidth;
 * a spin that is too short is noticed, never timed;
-* all-reduce at 128 MiB: at least 0.99 of nccl-tests' bus bandwidth.
+* copies within a GPU and between two: at least 0.99 of nvbandwidth;
+* bf16 products: at least 0.98 of the fastest kernel that cuBLASLt proposes for them;
+* all-reduce: at least 0.99 of nccl-tests' bus bandwidth from 128 MiB on, and at 8 KiB at most
+  1.1 times its time in a CUDA graph.
 
 What this machine lacks (a GPU, two GPUs, gcc, a program) is said and not compared. Exit code 1
 if a bar is missed.
@@ -21,7 +24,6 @@ import contextlib
 import ctypes
 import functools
 import itertools
-import json
 import os
 import shutil
 import statistics
@@ -33,13 +35,18 @@ from pathlib import Path
 
 import torch
 
-from topobench.probes import cuda, host_memory
+from benchmarks import cublaslt, peer_programs
+from topobench.probes import cuda, device_memory, gemm, host_memory, peer
 from topobench.probes.host_to_device import Copies, HostToDevice
 from topobench.probes.timing import QUEUE_MAX, QueueTimer, behind_spin, mark_overhead, wall
 
 KIB, MIB = 1 << 10, 1 << 20
 TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
+GIB = 1 << 30
 NVBANDWIDTH = {"h2d": "host_to_device_memcpy_ce", "d2h": "device_to_host_memcpy_ce"}
+PEER = {"read": "device_to_device_memcpy_read_ce", "write": "device_to_device_memcpy_write_ce"}
+SMALL, LARGE = 8 * KIB, (128 * MIB, GIB, 8 * GIB)
+GRAPH_LAUNCHES = "100"
 STREAM = Path(__file__).parent / "stream.c"
 Sample = Callable[[], float]
 
@@ -59,6 +66,8 @@ def main() -> int:
         held += small_copies(options.rounds)
         held += peaks(options.rounds, options.nvbandwidth)
         held += short_spins()
+        held += products(options.rounds)
+        held += device_copies(options.rounds, options.nvbandwidth)
         held += all_reduce(options.nccl_tests)
     else:
         print("torch finds no usable GPU: copies and collectives are not compared")
@@ -66,28 +75,41 @@ def main() -> int:
 
 
 def compared(
-    what: str, ours: float, theirs: float, least: float, most: float | None = None
+    what: str,
+    ours: float,
+    theirs: float,
+    least: float,
+    most: float | None = None,
+    *,
+    unit: str = "GB/s",
+    scale: float = 1e9,
 ) -> bool:
-    """Print one pair of rates, in bytes a second, and whether the bar holds."""
+    """Print one pair of rates, of base units a second, and whether the bar holds."""
     ratio = ours / theirs
     ok = ratio >= least and (most is None or ratio <= most)
     bar = f"{least}" if most is None else f"{least} to {most}"
     print(
-        f"{what}: {ours / 1e9:.2f} against {theirs / 1e9:.2f} GB/s, ratio {ratio:.4f} "
+        f"{what}: {ours / scale:.2f} against {theirs / scale:.2f} {unit}, ratio {ratio:.4f} "
         f"(bar {bar})  {'ok' if ok else 'MISSED'}"
     )
     return ok
 
 
-def in_turn(ways: Mapping[str, Sample], amount: float, rounds: int) -> dict[str, list[float]]:
+def in_turn(
+    ways: Mapping[str, Sample],
+    amount: float,
+    rounds: int,
+    unit: str = "GB/s",
+    scale: float = 1e9,
+) -> dict[str, list[float]]:
     """Rates of each way; they take turns, so that all see the same noise."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, sample in ways.items():
             rates[name].append(amount / sample())
     for name, found in rates.items():
-        middle, low, high = statistics.median(found) / 1e9, min(found) / 1e9, max(found) / 1e9
-        print(f"  {name:24} {middle:8.2f} GB/s, {low:.2f} to {high:.2f}, n {rounds}")
+        middle, low, high = (f(found) / scale for f in (statistics.median, min, max))
+        print(f"  {name:24} {middle:8.2f} {unit}, {low:.2f} to {high:.2f}, n {rounds}")
     return rates
 
 
@@ -185,7 +207,7 @@ def peaks(rounds: int, nvbandwidth: str | None) -> Iterator[bool]:
         probe, plain = (statistics.median(r) for r in rates.values())
         yield compared("  peak against bare", probe, plain, 0.99)
         if nvbandwidth:
-            theirs = statistics.median(peer_peak(nvbandwidth, direction) for _ in range(3))
+            theirs = peer_programs.nvbandwidth(nvbandwidth, NVBANDWIDTH[direction])
             yield compared("  peak against nvbandwidth", probe, theirs, 0.99)
     if nvbandwidth is None:
         print("nvbandwidth is not on PATH: peaks are compared with the bare loop only")
@@ -220,7 +242,7 @@ def timer(enqueue: Callable[[int], None], count: int) -> QueueTimer:
 
 def bare_enqueue(copies: Copies) -> Callable[[int], None]:
     """Enqueues the same chunks by calling cudaMemcpyAsync itself."""
-    copy = _runtime().cudaMemcpyAsync
+    copy = ctypes.CDLL(cublaslt.loaded("libcudart")).cudaMemcpyAsync
     pointer = ctypes.c_void_p
     copy.argtypes = [pointer, pointer, ctypes.c_size_t, ctypes.c_int, pointer]
     way = copies.ways[0]
@@ -237,51 +259,79 @@ def bare_enqueue(copies: Copies) -> Callable[[int], None]:
     return enqueue
 
 
-def _runtime() -> ctypes.CDLL:
-    """The CUDA runtime that torch loaded into this process."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.rpartition(" ")[2]
-        if "libcudart" in path:
-            return ctypes.CDLL(path)
-    sys.exit("torch loaded no shared libcudart here, so there is no bare loop to compare with")
+def products(rounds: int) -> Iterator[bool]:
+    """bf16 products of the gemm probe against the fastest kernel that cuBLASLt proposes."""
+    size = 8192
+    ours = gemm.Products(torch, "bf16", size, 2)
+    ours.verify()
+    theirs = cublaslt.Products.make(torch, ours.sets, size)
+    best, tried = theirs.best(10)
+    ours.check()
+    print(f"bf16 products of {size}; {tried} kernels of cuBLASLt were tried")
+    rates = in_turn(
+        {"probe": timer(ours.enqueue, 10).sample, "cuBLASLt, fastest": best.sample},
+        2.0 * size**3,
+        rounds,
+        "TFLOP/s",
+        1e12,
+    )
+    probe, fastest = (statistics.median(r) for r in rates.values())
+    yield compared("  against cuBLASLt", probe, fastest, 0.98, unit="TFLOP/s", scale=1e12)
 
 
-def peer_peak(program: str, direction: str) -> float:
-    """What nvbandwidth gives for GPU 0, in bytes per second."""
-    command = [program, "-t", NVBANDWIDTH[direction], "-j"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    document = json.loads(done.stdout[done.stdout.index("{") :])
-    (found,) = document["nvbandwidth"]["testcases"]
-    return float(found["bandwidth_matrix"][0][0]) * 1e9
+def device_copies(rounds: int, nvbandwidth: str | None) -> Iterator[bool]:
+    """Copies within a GPU, and from the first to the second, against nvbandwidth."""
+    if nvbandwidth is None:
+        return
+    arrays = device_memory.Arrays(torch, "copy", GIB)
+    arrays.verify()
+    ours = in_turn({"probe": timer(arrays.enqueue, 4).sample}, float(GIB), rounds)["probe"]
+    arrays.check()
+    del arrays
+    # Both count a byte that is copied once here; the probe itself counts its read and write.
+    theirs = peer_programs.nvbandwidth(nvbandwidth, "device_local_copy")
+    yield compared("copy within a GPU", statistics.median(ours), theirs, 0.99)
+    if torch.cuda.device_count() < 2:
+        print("one GPU: copies between GPUs are not compared")
+        return
+    for op, case in PEER.items():
+        copies = peer.Copies.make(torch, peer.Peer(op=op), (0, 1))
+        copies.grant(on=True)
+        with torch.cuda.stream(copies.ways[0].stream):
+            copies.verify()
+            found = in_turn({f"probe, {op}": timer(copies.enqueue, 8).sample}, copies.moved, rounds)
+            copies.check()
+        theirs = peer_programs.nvbandwidth(nvbandwidth, case, column=1)
+        (own,) = found.values()
+        yield compared(f"copy between GPUs, {op}", statistics.median(own), theirs, 0.99)
 
 
 def all_reduce(folder: str | None) -> Iterator[bool]:
-    """The main job's all-reduce at 128 MiB against nccl-tests, on all GPUs of this host."""
+    """The main job's all-reduce against nccl-tests, on all GPUs of this host, in turn."""
     gpus = torch.cuda.device_count()
     if folder is None or gpus < 2:
         print("no --nccl-tests, or one GPU: collectives are not compared")
         return
-    size = "128M"
-    with tempfile.TemporaryDirectory() as store:
-        settings = [f"--set=all_reduce.bytes={size}", "--bindings=none", "--format=json"]
-        done = subprocess.run(
-            [sys.executable, "-m", "topobench", "probe", "--probes=all_reduce", *settings],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "TOPOBENCH_STORE": f"sqlite:///{store}/bar.db"},
-        )
-    readings = [r for c in json.loads(done.stdout)["data"]["cells"] for r in c["readings"]]
-    ours = next(r["median"] for r in readings if r["metric"] == "busbw_bytes_per_second")
+    torch.cuda.empty_cache()
     program = str(Path(folder) / "all_reduce_perf")
-    told = subprocess.run(
-        [program, "-b", size, "-e", size, "-g", str(gpus)],
-        capture_output=True,
-        text=True,
-        check=True,
+    before = peer_programs.nccl_tests(program, LARGE, gpus)
+    sizes = ",".join(map(str, (SMALL, *LARGE)))
+    cells = peer_programs.topobench("all_reduce", f"bytes={sizes}", f"ranks={gpus}")
+    after = peer_programs.nccl_tests(program, LARGE, gpus)
+    for size in LARGE:
+        ours = peer_programs.median(cells, "busbw_bytes_per_second", bytes=size)
+        theirs = statistics.mean(rows[size].busbw for rows in (before, after))
+        yield compared(f"all-reduce of {size >> 20} MiB", ours, theirs, 0.99)
+    ours = peer_programs.median(cells, "latency_seconds", bytes=SMALL)
+    graph = peer_programs.nccl_tests(program, [SMALL], gpus, "-G", GRAPH_LAUNCHES)[SMALL].seconds
+    eager = peer_programs.nccl_tests(program, [SMALL], gpus)[SMALL].seconds
+    print(f"  nccl-tests, 8 KiB: {eager * 1e6:.2f} us without a graph")
+    ok = ours <= 1.1 * graph
+    print(
+        f"all-reduce of 8 KiB: {ours * 1e6:.2f} against {graph * 1e6:.2f} us in a graph, "
+        f"ratio {ours / graph:.4f} (bar 1.1 at most)  {_word(ok)}"
     )
-    average = next(line for line in told.stdout.splitlines() if "Avg bus bandwidth" in line)
-    yield compared("128 MiB all-reduce", ours, float(average.rpartition(":")[2]) * 1e9, 0.99)
+    yield ok
 
 
 def _word(ok: bool) -> str:
