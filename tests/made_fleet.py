@@ -12,6 +12,7 @@ import dataclasses
 from typing import Any
 
 from storing import at, begin, cell, host, reading, run
+from topobench import ceilings
 from topobench.db import schema
 from topobench.db.engine import writing
 from topobench.db.keys import insert_id
@@ -93,6 +94,8 @@ def _driver(key: str, day: int) -> str:
 
 def _run(planned: Cell, *readings: Any, key: str, day: int, second: float = 0) -> Run:
     done = run(planned, *readings, second=second, day=day)
+    (where,) = _hosts(OLD, [key])
+    done = ceilings.held_against(done, planned, where.topology)
     settings = {"governor": governor(key), "boost": "on", "mitigations": "on"}
     extra = {"driver": _driver(key, day), "host_settings": settings}
     return dataclasses.replace(done, environment={**done.environment, **extra})

@@ -107,11 +107,13 @@ def test_links_that_lost_lanes_are_named(fleet: Fleet) -> None:
 
 
 def test_efficiency_is_the_share_of_the_pcie_link(fleet: Fleet) -> None:
-    rows = {r["arm"]: r for r in fleet.ask("efficiency")}
+    rows = {r["arm"]: r for r in fleet.ask("efficiency", probe="host_to_device")}
     assert rows["local"]["of_ceiling_ratio"] == near(PEER_MEDIAN / 6.3e10)
     assert rows["local"]["ci_lo"] == near(IN_ORDER[2] / 6.3e10)
     assert (rows["local"]["n_hosts"], rows["local"]["n_series"]) == (12, 12)
     assert rows["remote"]["of_ceiling_ratio"] == near(0.8 * PEER_MEDIAN / 6.3e10)
+    (rings,) = [r for r in fleet.ask("efficiency", probe="all_reduce") if r["arm"] == "none/best"]
+    assert rings["of_ceiling_ratio"] == near(99e9 / 4.78e11)
 
 
 def test_ring_gain_is_paired_by_block_and_held_against_what_could_be_seen(fleet: Fleet) -> None:

@@ -339,6 +339,8 @@ class TestBeyondTheHardware:
     def test_a_copy_faster_than_its_slot_is_invalid(self, value: float, status: Status) -> None:
         found = self.judged("host_to_device", "bandwidth_bytes_per_second", value)
         assert found.status is status
+        assert found.readings[0].ceiling == pytest.approx(63.02e9, rel=1e-3)
+        assert found.readings[0].ceiling_source == "PCIe link, 63.0 GB/s"
         if status is Status.INVALID:
             assert found.reason is not None
             assert found.reason.code is ReasonCode.INVALID_VALUE

@@ -8,7 +8,7 @@ one cannot be met by this hardware, and a number beyond one is a mistake of ours
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from topobench.pcie import link_bytes_per_second
 from topobench.reading import Cell, Reading, Run, Scalar
@@ -82,37 +82,44 @@ def limit(wanted: Measurement, topology: Topology) -> Limit | None:
     return None
 
 
-def beyond(cell: Cell, run: Run, topology: Topology) -> tuple[Reading, Limit] | None:
+def held_against(run: Run, cell: Cell, topology: Topology) -> Run:
     """
-    The first reading of a run that no hardware like this can give, and the bound it breaks.
+    The run with the bound of each reading beside it, where discovery tells one.
 
     A reading of one device (point ``device``) is held against what that device can do.
     """
     peak = run.conditions.get("peak_bytes_per_second")
     wrapped = cell.case.probe == "nccl_tests"
+    readings = []
     for reading in run.readings:
         device = reading.point.get("device")
-        devices = cell.devices if device is None else (str(device),)
         wanted = Measurement(
             probe=str(cell.case.params.get("op")) if wrapped else cell.case.probe,
             metric=reading.metric,
             params=cell.case.params,
-            devices=devices,
+            devices=cell.devices if device is None else (str(device),),
             n_ranks=len(cell.devices) if wrapped else cell.ranks,
             n_hosts=max(1, len(set(cell.hosts))),
             peak_bytes_per_second=peak if isinstance(peak, int | float) and peak > 0 else None,
         )
-        bound = limit(wanted, topology)
-        if bound is not None and _is_beyond(reading, bound):
-            return reading, bound
-    return None
+        if bound := limit(wanted, topology):
+            reading = replace(reading, ceiling=bound.value, ceiling_source=bound.source)
+        readings.append(reading)
+    return replace(run, readings=tuple(readings))
 
 
-def _is_beyond(reading: Reading, bound: Limit) -> bool:
-    median = reading.summary.median
+def beyond(run: Run) -> Reading | None:
+    """The first reading of a run that is beyond its bound, as no hardware like this can give."""
+    return next((r for r in run.readings if _is_beyond(r)), None)
+
+
+def _is_beyond(reading: Reading) -> bool:
+    median, bound = reading.summary.median, reading.ceiling
+    if bound is None:
+        return False
     if reading.metric.endswith("_per_second"):
-        return median > BEYOND * bound.value
-    return median * BEYOND < bound.value
+        return median > BEYOND * bound
+    return median * BEYOND < bound
 
 
 def slot_bytes_per_second(gpu: Gpu, topology: Topology) -> float | None:

@@ -361,6 +361,8 @@ class Reading:
             by the monotonic clock), or empty. They go from the worker to its agent, which
             holds them against what it saw of the devices meanwhile; they are not stored.
         better: Direction of a metric that its probe does not declare but the user; else None.
+        ceiling: What the hardware could do at most, in the metric's unit; None if not known.
+        ceiling_source: Where that comes from, in words.
     """
 
     metric: str
@@ -369,6 +371,8 @@ class Reading:
     point: Mapping[str, Scalar] = field(default_factory=dict)
     times: tuple[float, ...] = ()
     better: Better | None = None
+    ceiling: float | None = None
+    ceiling_source: str | None = None
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Reading:
@@ -380,6 +384,8 @@ class Reading:
             dict(value["point"]),
             tuple(value.get("times", ())),
             None if value.get("better") is None else Better(value["better"]),
+            value.get("ceiling"),
+            value.get("ceiling_source"),
         )
 
 

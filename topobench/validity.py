@@ -93,16 +93,17 @@ def findings(conditions: Conditions, cell: Cell, topology: Topology) -> list[Fin
 
 def judge(run: Run, cell: Cell, topology: Topology) -> Run:
     """
-    The run with the status that its conditions allow, and with warnings.
+    The run with the status that its conditions allow, with warnings and with ceilings.
 
     Only runs that were measured can lose their status; the times of samples are dropped.
     """
+    run = ceilings.held_against(run, cell, topology)
     found = findings(run.conditions, cell, topology)
     known = {w.partition(":")[0] for w in run.warnings}
     warnings = [str(f) for f in found if f.status is None and f.code not in known]
     warnings += _cap_warnings(run.conditions, cell, topology)
     grave = [f for f in found if f.status is not None]
-    grave += _impossible(run, cell, topology)
+    grave += _impossible(run)
     if run.status not in MEASURED:
         warnings += map(str, grave)  # it failed by itself; these may be why
     elif grave:
@@ -117,20 +118,19 @@ def judge(run: Run, cell: Cell, topology: Topology) -> Run:
     )
 
 
-def _impossible(run: Run, cell: Cell, topology: Topology) -> Iterator[Finding]:
+def _impossible(run: Run) -> Iterator[Finding]:
     """A number beyond what discovery says the hardware can do; one of the two is wrong."""
-    found = ceilings.beyond(cell, run, topology)
-    if found is None:
+    reading = ceilings.beyond(run)
+    if reading is None:
         return
-    reading, bound = found
     speed = reading.metric.endswith("_per_second")
     shown = format_rate if speed else format_seconds
-    told, most = shown(reading.summary.median), shown(bound.value)
+    told, most = shown(reading.summary.median), shown(reading.ceiling or 0.0)
     word = "above" if speed else "below"
     yield Finding(
         ReasonCode.INVALID_VALUE,
         f"{reading.metric} of {told} is {word} the {most} that the hardware allows "
-        f"({bound.source}): the number or discovery is wrong",
+        f"({reading.ceiling_source}): the number or discovery is wrong",
         Status.INVALID,
     )
 

@@ -226,6 +226,19 @@ def test_samples_keep_their_order_as_float32(store_url: str) -> None:
     assert unpack_samples(row["codec"], row["data"]) == pytest.approx((3.0, 0.1, 2.0))
 
 
+def test_what_the_hardware_could_do_at_most_stands_beside_a_reading(store_url: str) -> None:
+    """Also after a reading went through JSON, as it does by way of the spool."""
+    bound = dataclasses.replace(reading(50e9), ceiling=63e9, ceiling_source="PCIe link")
+    again = Reading.from_json(json.loads(json.dumps(to_json(bound))))
+    planned = cell()
+    with Store.open(store_url) as store:
+        begin(store, planned)
+        store.put_run(run(planned, again))
+        for view in ("v_reading", "v_latest"):
+            (row,) = rows(store, f"SELECT median, ceiling, ceiling_source FROM {view}")
+            assert row == {"median": 50e9, "ceiling": 63e9, "ceiling_source": "PCIe link"}
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
 def test_nan_and_infinity_are_never_numbers(store_url: str, value: float) -> None:
     """They are kept as text, the run is invalid, averages see the good values only."""

@@ -235,8 +235,8 @@ def reading_row(run_id: int, seq: int, reading: Reading, metric_id: int, *, usab
         "ci_level": s.ci_level.value,
         "warmups": s.warmups,
         "stop_reason": s.stop_reason,
-        "ceiling": None,
-        "ceiling_source": None,
+        "ceiling": finite(reading.ceiling),
+        "ceiling_source": reading.ceiling_source,
         "raw_value": None if usable else finite(s.median),
         "raw_text": None if usable else repr(s.median),
     }

@@ -16,6 +16,8 @@ would else begin with every reading there ever was.
 
 from __future__ import annotations
 
+from topobench.db.views_parts import CASE, WHERE, names
+
 _PAIRED = """
 WITH arms AS (
     SELECT
@@ -23,7 +25,7 @@ WITH arms AS (
         s.latest_sweep_id AS sweep_id, a.binding, coalesce(a.ring, '') AS ring, a.env
     FROM series s
     JOIN arm a ON a.id = s.arm_id
-    WHERE s.latest_sweep_id IS NOT NULL
+    WHERE s.latest_sweep_id IS NOT NULL AND a.name NOT LIKE '%+%'
 ), compared AS (
     SELECT t.id AS series_id, ref.id AS reference_id, t.sweep_id
     FROM arms t
@@ -89,12 +91,8 @@ WITH arms AS (
     GROUP BY series_id, reference_id, sweep_id, metric_id, point, pairs
 )
 SELECT
-    sw.uuid AS sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
-    tc.name AS topology_class, tc.id AS topology_class_id,
-    ds.label AS devices, ds.n_devices,
-    pc.probe, pc.probe_version, pc.id AS case_id, pc.params,
-    pc.bytes, pc.seq_len, pc.batch, pc.dtype, pc.model, pc.op, pc.tp, pc.direction,
-    pc.memory, pc.backend,
+    sw.uuid AS sweep, {where},
+    {case}, pc.backend,
     s.id AS series_id, s.n_ranks, s.n_hosts, a.binding, a.ring, p.path_class,
     m.name AS metric, m.unit, m.better, p.point, {reference_arm}
     p.pairs AS n_pairs, p.reference_n AS {reference}_n, p.reference_median AS {reference}_median,
@@ -116,20 +114,15 @@ SELECT
 FROM pooled p
 JOIN series s ON s.id = p.series_id
 JOIN sweep sw ON sw.id = p.sweep_id
-JOIN host h ON h.id = s.host_id
-JOIN cluster cl ON cl.id = h.cluster_id
-LEFT JOIN sku k ON k.id = h.sku_id
-LEFT JOIN topology t ON t.id = p.topology_id
-LEFT JOIN topology_class tc ON tc.id = t.topology_class_id
-JOIN probe_case pc ON pc.id = s.case_id
-JOIN arm a ON a.id = s.arm_id
+{names}
 JOIN series rs ON rs.id = p.reference_id
 JOIN arm ra ON ra.id = rs.arm_id
-JOIN device_set ds ON ds.id = s.device_set_id
-JOIN metric m ON m.id = p.metric_id
 """
 
+_NAMED = {"where": WHERE, "case": CASE, "names": names("p")}
+
 V_NUMA_TAX = "CREATE VIEW v_numa_tax AS" + _PAIRED.format(
+    **_NAMED,
     same="ref.binding = 'local' AND t.binding <> 'local' AND ref.ring = t.ring AND ref.env = t.env",
     effect="m.better * (1 - dt.median / dr.median)",
     first_end="m.better * (1 - dt.ci_lo / dr.ci_hi)",
@@ -140,6 +133,7 @@ V_NUMA_TAX = "CREATE VIEW v_numa_tax AS" + _PAIRED.format(
 )
 
 V_RING_GAIN = "CREATE VIEW v_ring_gain AS" + _PAIRED.format(
+    **_NAMED,
     same=(
         "ref.ring IN ('auto', 'auto_ring') AND t.ring NOT IN ('', 'auto') AND t.ring <> ref.ring "
         "AND ref.binding = t.binding"

@@ -11,6 +11,7 @@ values there is none.
 from __future__ import annotations
 
 from topobench.db.views_measured import CI, LATEST
+from topobench.db.views_parts import CASE, HOST, WHERE, names
 
 _FRESH_SECONDS = 30 * 86400
 
@@ -40,17 +41,9 @@ _MEMBERS = """{latest}
 ), fresh AS (
     SELECT * FROM aged WHERE measured_unix_seconds >= newest - {seconds}
 )"""
-_NAMES = """
+_NAMES = f"""
 JOIN series s ON s.id = l.series_id
-JOIN host h ON h.id = s.host_id
-JOIN cluster cl ON cl.id = h.cluster_id
-LEFT JOIN sku k ON k.id = h.sku_id
-JOIN topology t ON t.id = l.topology_id
-JOIN topology_class tc ON tc.id = t.topology_class_id
-JOIN probe_case pc ON pc.id = s.case_id
-JOIN arm a ON a.id = s.arm_id
-JOIN device_set ds ON ds.id = s.device_set_id
-JOIN metric m ON m.id = l.metric_id"""
+{names("l", wired=True)}"""
 
 
 def _members(first: str = "") -> str:
@@ -88,10 +81,8 @@ CREATE VIEW v_peer AS
     FROM deviating
 )
 SELECT
-    sw.uuid AS sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
-    tc.name AS topology_class, tc.id AS topology_class_id, ds.label AS devices, ds.n_devices,
-    pc.probe, pc.probe_version, pc.id AS case_id, pc.params, pc.bytes, pc.seq_len, pc.batch,
-    pc.dtype, pc.model, pc.op, pc.tp, pc.direction, pc.memory, pc.backend,
+    sw.uuid AS sweep, {WHERE},
+    {CASE}, pc.backend,
     s.id AS series_id, s.n_ranks, s.n_hosts, a.name AS arm, a.binding, a.ring, l.path_class,
     e.driver, m.name AS metric, m.unit, m.better, l.point, l.n_processes, l.n, l.median,
     {CI},
@@ -148,10 +139,9 @@ CREATE VIEW v_straggler AS
     FROM rated
 )
 SELECT
-    cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
+    {HOST},
     tc.name AS topology_class, tc.id AS topology_class_id, ds.n_devices,
-    pc.probe, pc.probe_version, pc.id AS case_id, pc.params, pc.bytes, pc.seq_len, pc.batch,
-    pc.dtype, pc.model, pc.op, pc.tp, pc.direction, pc.memory, pc.backend,
+    {CASE}, pc.backend,
     s.n_ranks, s.n_hosts, a.name AS arm, l.path_class, m.name AS metric, m.unit, m.better,
     l.point, l.n_series, l.n, l.median, l.fleet, l.n_fleet AS n_fleet_hosts, l.place, l.fleet_n,
     l.fleet_median, l.fleet_ci_lo, l.fleet_ci_hi,

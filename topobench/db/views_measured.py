@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-V_READING = """
+from topobench.db.views_parts import CASE, SOFTWARE, WHERE, names
+
+V_READING = f"""
 CREATE VIEW v_reading AS
 SELECT
-    sw.uuid AS sweep, r.uuid AS run, cl.name AS cluster,
-    h.name AS host, h.key AS host_key, k.name AS sku,
-    tc.name AS topology_class, tc.id AS topology_class_id,
-    ds.label AS devices, ds.n_devices,
-    pc.probe, pc.probe_version, pc.id AS case_id, pc.params,
-    pc.bytes, pc.seq_len, pc.batch, pc.dtype, pc.model, pc.op, pc.tp, pc.direction,
-    pc.memory, pc.cpu_node, pc.memory_node, pc.backend,
+    sw.uuid AS sweep, r.uuid AS run, {WHERE},
+    {CASE}, pc.cpu_node, pc.memory_node, pc.backend,
     s.id AS series_id, s.n_ranks, s.n_hosts, a.name AS arm, a.binding, a.ring, c.path_class,
     c.process_no, c.block, c.order_in_block,
-    e.driver, e.cuda, e.nccl, e.torch, e.kernel,
+    {SOFTWARE},
     m.name AS metric, m.unit, m.better, d.rank, d.point,
     d.n, d.median, d.ci_lo, d.ci_hi, d.ci_level, d.mad, d.minimum, d.maximum, d.p90, d.p99,
-    d.stop_reason, r.status, r.day, r.started_at AS measured_at,
+    d.stop_reason, d.ceiling, d.ceiling_source, r.status, r.day, r.started_at AS measured_at,
     r.started_unix_seconds AS measured_unix_seconds, r.duration_seconds,
     s.source, s.synthetic
 FROM reading d
@@ -25,16 +22,8 @@ JOIN run r ON r.id = d.run_id
 JOIN cell c ON c.id = r.cell_id
 JOIN sweep sw ON sw.id = r.sweep_id
 JOIN series s ON s.id = r.series_id
-JOIN host h ON h.id = s.host_id
-JOIN cluster cl ON cl.id = h.cluster_id
-LEFT JOIN sku k ON k.id = h.sku_id
-LEFT JOIN topology t ON t.id = r.topology_id
-LEFT JOIN topology_class tc ON tc.id = t.topology_class_id
-JOIN probe_case pc ON pc.id = s.case_id
-JOIN arm a ON a.id = s.arm_id
-JOIN device_set ds ON ds.id = s.device_set_id
+{names("d", topology="r")}
 JOIN environment e ON e.id = r.environment_id
-JOIN metric m ON m.id = d.metric_id
 WHERE r.status IN ('ok', 'partial') AND d.median IS NOT NULL
 """
 
@@ -47,7 +36,8 @@ LATEST = """
 WITH process AS (
     SELECT
         s.id AS series_id, s.latest_sweep_id AS sweep_id, d.metric_id, d.rank, d.point,
-        d.n, d.median, d.ci_lo, d.ci_hi, r.topology_id, r.environment_id, c.path_class,
+        d.n, d.median, d.ci_lo, d.ci_hi, d.ceiling, d.ceiling_source, r.topology_id,
+        r.environment_id, c.path_class,
         r.started_at, r.started_unix_seconds,
         row_number() OVER (
             PARTITION BY s.id, d.metric_id, d.point ORDER BY d.median, d.run_id
@@ -66,7 +56,8 @@ WITH process AS (
         max(path_class) AS path_class,
         avg(CASE WHEN 2 * place BETWEEN processes AND processes + 2 THEN median END) AS median,
         min(median) AS lowest, max(median) AS highest,
-        max(ci_lo) AS ci_lo, max(ci_hi) AS ci_hi,
+        max(ci_lo) AS ci_lo, max(ci_hi) AS ci_hi, max(ceiling) AS ceiling,
+        max(ceiling_source) AS ceiling_source,
         max(started_at) AS measured_at, max(started_unix_seconds) AS measured_unix_seconds
     FROM process
     GROUP BY series_id, sweep_id, metric_id, point
@@ -84,32 +75,20 @@ V_LATEST = f"""
 CREATE VIEW v_latest AS
 {LATEST.strip()}
 SELECT
-    sw.uuid AS sweep, cl.name AS cluster,
-    h.name AS host, h.key AS host_key, k.name AS sku,
-    tc.name AS topology_class, tc.id AS topology_class_id,
-    ds.label AS devices, ds.n_devices,
-    pc.probe, pc.probe_version, pc.id AS case_id, pc.params,
-    pc.bytes, pc.seq_len, pc.batch, pc.dtype, pc.model, pc.op, pc.tp, pc.direction,
-    pc.memory, pc.cpu_node, pc.memory_node, pc.backend,
+    sw.uuid AS sweep, {WHERE},
+    {CASE}, pc.cpu_node, pc.memory_node, pc.backend,
     s.id AS series_id, s.n_ranks, s.n_hosts, a.name AS arm, a.binding, a.ring, l.path_class,
-    e.driver, e.cuda, e.nccl, e.torch, e.kernel,
+    {SOFTWARE},
     m.name AS metric, m.unit, m.better, l.rank, l.point,
     l.n_processes, l.n, l.median,
     {CI},
-    l.lowest, l.highest, l.measured_at, l.measured_unix_seconds, s.source, s.synthetic
+    l.lowest, l.highest, l.ceiling, l.ceiling_source, l.measured_at, l.measured_unix_seconds,
+    s.source, s.synthetic
 FROM latest l
 JOIN series s ON s.id = l.series_id
 JOIN sweep sw ON sw.id = l.sweep_id
-JOIN host h ON h.id = s.host_id
-JOIN cluster cl ON cl.id = h.cluster_id
-LEFT JOIN sku k ON k.id = h.sku_id
-LEFT JOIN topology t ON t.id = l.topology_id
-LEFT JOIN topology_class tc ON tc.id = t.topology_class_id
-JOIN probe_case pc ON pc.id = s.case_id
-JOIN arm a ON a.id = s.arm_id
-JOIN device_set ds ON ds.id = s.device_set_id
+{names("l")}
 JOIN environment e ON e.id = l.environment_id
-JOIN metric m ON m.id = l.metric_id
 """
 
 V_COVERAGE = """

@@ -302,7 +302,7 @@ class _Maker:
                 environment=PACKAGES,
                 conditions=watched(cell, hosts[host].topology, self.cluster.sku, last=last),
             )
-            found.append(judged(run, cell, hosts[host].topology))
+            found.append(judged(run, cell, hosts[host].topology, last=last))
         return tuple(found)
 
     def _members_of(self, host: Host) -> list[tuple[Member, ...]]:

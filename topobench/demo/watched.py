@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from topobench import validity
+from topobench import ceilings, validity
 from topobench.conditions import pcie_bytes_per_second
 from topobench.demo.hosts import LANES, Sku
 from topobench.reading import Cell, Run
@@ -33,10 +33,17 @@ def _watched(widths: tuple[tuple[str, int], ...], sku: Sku) -> Mapping[str, Any]
     return {"gpus": {key: _gpu(width, sku) for key, width in widths}}
 
 
-def judged(run: Run, cell: Cell, topology: Topology) -> Run:
-    """The run with the warnings that its conditions give; a healthy host gives none."""
+def judged(run: Run, cell: Cell, topology: Topology, *, last: bool) -> Run:
+    """
+    The run with the warnings that its conditions give; a healthy host gives none.
+
+    Args:
+        last: Ceilings stand beside the readings of the last night alone.
+    """
     narrow = bool(topology.warnings) and bool(run.conditions)
-    return validity.judge(run, cell, topology) if narrow else run
+    if narrow:
+        return validity.judge(run, cell, topology)
+    return ceilings.held_against(run, cell, topology) if last else run
 
 
 def _width(gpu: Gpu, topology: Topology) -> int:
