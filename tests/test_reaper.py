@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from topobench import processes
-from topobench.agents import reaper
+from topobench.agents import embedded, reaper
 
 ROOT = Path(__file__).parent.parent
 
@@ -120,6 +120,32 @@ def test_a_dead_reaper_does_not_disturb_a_clean_end(drivers: Drivers) -> None:
     assert driver.stdout is not None
     assert driver.stdout.readline() == "closed\n"
     assert driver.wait() == 0
+
+
+def test_a_clean_end_waits_for_no_other_child_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its reaper is one, and would have to be killed. The driver itself logs in Ray's folder."""
+    started = []
+    start = reaper.start_reaper
+
+    def noted(token: str) -> reaper.Reaper:
+        started.append(start(token))
+        return started[0]
+
+    monkeypatch.setattr(reaper, "start_reaper", noted)
+    with (
+        subprocess.Popen(["sleep", "120"]) as other,
+        embedded.surroundings("local", "sweep") as options,
+    ):
+        folder = Path(options["_temp_dir"])
+        folder.mkdir()
+        with (folder / "log").open("w"):
+            reaper.reap(folder.name.removeprefix("tb-ray-"))
+        assert processes.find(started[0].pid) is not None
+        assert other.poll() is None
+        other.kill()
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

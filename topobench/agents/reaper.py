@@ -168,15 +168,16 @@ def _with_token(tokens: Collection[str]) -> list[Process]:
 
     Ray's own processes overwrite their environment with a title; they are known by their
     parent, or, once that is gone, by the logs they hold open in the driver's Ray folder.
+    A driver that asks for its own holds such a log too; its other children are not Ray's.
     """
-    everyone = list(processes.running())
+    everyone = [p for p in processes.running() if p.pid != os.getpid()]
     folders = tuple(f"{ray_folder(token)}/" for token in tokens)
     found = [
         p
         for p in everyone
         if processes.marker(p.pid, processes.DRIVER) in tokens or _holds(p.pid, folders)
     ]
-    return [p for p in processes.with_descendants(found, everyone) if p.pid != os.getpid()]
+    return processes.with_descendants(found, everyone)
 
 
 def _holds(pid: int, folders: tuple[str, ...]) -> bool:
