@@ -31,8 +31,18 @@ def _place() -> Any:
     )
 
 
+class _Apart(GangProbe):
+    """A collective in which each rank has one of n equal parts already."""
+
+    __slots__ = ()
+
+    def bus_factor(self, ranks: int) -> float:
+        """Bytes that pass the busiest link for every payload byte: (n - 1) / n."""
+        return (ranks - 1) / ranks
+
+
 @dataclass(frozen=True, slots=True)
-class AllGather(GangProbe):
+class AllGather(_Apart):
     """Time and bandwidth of giving every rank the parts of all."""
 
     name: ClassVar[str] = "all_gather"
@@ -48,13 +58,9 @@ class AllGather(GangProbe):
         """The buffers of this rank."""
         return _Gathered(group, self, parts_in=1, parts_out=group.ranks, place=self.place)
 
-    def bus_factor(self, ranks: int) -> float:
-        """Bytes that pass the busiest link for every payload byte: (n - 1) / n."""
-        return (ranks - 1) / ranks
-
 
 @dataclass(frozen=True, slots=True)
-class ReduceScatter(GangProbe):
+class ReduceScatter(_Apart):
     """Time and bandwidth of summing over all ranks and giving each rank its part."""
 
     name: ClassVar[str] = "reduce_scatter"
@@ -79,13 +85,9 @@ class ReduceScatter(GangProbe):
         """The buffers of this rank."""
         return _Scattered(group, self, parts_in=group.ranks, parts_out=1, place=self.place)
 
-    def bus_factor(self, ranks: int) -> float:
-        """Bytes that pass the busiest link for every payload byte: (n - 1) / n."""
-        return (ranks - 1) / ranks
-
 
 @dataclass(frozen=True, slots=True)
-class AllToAll(GangProbe):
+class AllToAll(_Apart):
     """Time and bandwidth of every rank sending another part to each rank."""
 
     name: ClassVar[str] = "all_to_all"
@@ -98,10 +100,6 @@ class AllToAll(GangProbe):
     def buffers(self, group: collective.Group) -> Exchange:
         """The buffers of this rank."""
         return _Transposed(group, self, parts_in=group.ranks, parts_out=group.ranks)
-
-    def bus_factor(self, ranks: int) -> float:
-        """Bytes that pass the busiest link for every payload byte: (n - 1) / n."""
-        return (ranks - 1) / ranks
 
 
 @dataclass(frozen=True, slots=True)
