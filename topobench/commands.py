@@ -127,7 +127,7 @@ def _new_sweep(
         )
         _drive(sweep_id, plan.cells, connection.agents, store, signals, console, site=plan.site)
     failed = (f.address for f in connection.failures)
-    return sweep_id, len({*plan.absent_hosts, *plan.short_hosts, *failed})
+    return sweep_id, len({*plan.absent_hosts, *plan.short_hosts, *plan.ailing_hosts, *failed})
 
 
 def _resumed_sweep(
@@ -173,6 +173,7 @@ def _agents(config: ClusterConfig, sweep_id: str, *, lock: bool = True) -> Itera
             ship=config.ray.ship,
             lock=lock,
             idle=config.idle,
+            health=config.health,
         ) as connection:
             yield connection
 

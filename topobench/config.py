@@ -31,6 +31,8 @@ from topobench.config_fields import (
     value_of,
 )
 from topobench.errors import ConfigError
+from topobench.health import KINDS, Rules
+from topobench.health import STANDARD as HEALTH
 from topobench.host import BUSY_OR_NOT, Host, Idle
 from topobench.masking import MASK, mask_urls
 from topobench.probes import registry
@@ -143,6 +145,7 @@ class ClusterConfig:
     seed: int | None = None
     retention: Retention = STANDARD
     idle: Idle = BUSY_OR_NOT
+    health: Rules = HEALTH
     commands: tuple[Definition, ...] = ()
     source: str | None = field(default=None, compare=False)
 
@@ -176,6 +179,7 @@ KEYS: Parsers = {
     "budget": lambda fields, node, key: fields.parsed(node, key, _budget),
     "seed": value_of(parse_count),
     "idle": config_fields.idle,
+    "health": config_fields.health,
     "retention": config_fields.retention,
     "commands": config_commands.commands,
 }
@@ -309,6 +313,7 @@ def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
         "budget": _seconds_text(config.budget_seconds),
         "seed": config.seed,
         "idle": _idle_yaml(config.idle),
+        "health": _health_yaml(config.health),
         "retention": _retention_yaml(config.retention),
         "commands": {d.name: config_commands.to_yaml(d) for d in config.commands},
     }
@@ -325,6 +330,14 @@ def _idle_yaml(idle: Idle) -> dict[str, Any] | None:
         return None
     shown = {"busy": idle.busy.value, "wait": _seconds_text(idle.wait_seconds), "load": idle.load}
     return {key: value for key, value in shown.items() if value is not None}
+
+
+def _health_yaml(rules: Rules) -> dict[str, str | None]:
+    """Only what differs from the standard."""
+    shown = {k: getattr(rules, k).value for k in KINDS if getattr(rules, k) != getattr(HEALTH, k)}
+    if rules.since_seconds != HEALTH.since_seconds:
+        shown["since"] = _seconds_text(rules.since_seconds)
+    return shown
 
 
 def _retention_yaml(retention: Retention) -> dict[str, str | None] | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from topobench.errors import UsageError
+from topobench.health import KINDS, Action, Rules
 from topobench.host import Busy, Idle
 from topobench.probes import registry
 from topobench.probes.protocol import Kind, fields_of
@@ -259,6 +260,14 @@ def idle(fields: Fields, node: Node, key: str) -> Idle:
     }
     found = fields.section(fields.table(node, key), parsers, f"{key}.")
     return Idle(**{{"wait": "wait_seconds"}.get(name, name): v for name, v in found.items()})
+
+
+def health(fields: Fields, node: Node, key: str) -> Rules:
+    """The ``health`` table."""
+    action = value_of(lambda text: Action(one_of(tuple(Action))(text)))
+    parsers: Parsers = {**dict.fromkeys(KINDS, action), "since": value_of(parse_duration)}
+    found = fields.section(fields.table(node, key), parsers, f"{key}.")
+    return Rules(**{{"since": "since_seconds"}.get(name, name): v for name, v in found.items()})
 
 
 def _load(text: str) -> float:

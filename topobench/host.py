@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from topobench.health import Trouble
 from topobench.reading import to_json
 from topobench.shared_paths import shared_paths
 from topobench.sku import sku_name
@@ -57,6 +58,8 @@ class HostFacts:
         packages: Optional packages that probes ask for -> version (``numba``).
         binaries: Optional programs that probes ask for -> path (``all_reduce_perf``).
         inherited_cpus: Affinity the agent found itself with, a list string.
+        health: What is wrong with its GPUs and links.
+        health_unread: Kind of trouble that could not be looked at -> why.
     """
 
     hostname: str
@@ -75,12 +78,20 @@ class HostFacts:
     available_memory_bytes: int | None = None
     shm_bytes: int | None = None
     free_disk_bytes: int | None = None
+    health: tuple[Trouble, ...] = ()
+    health_unread: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> HostFacts:
         """Read what ``reading.to_json`` wrote."""
         gpus = value["torch_gpus"]
-        return cls(**{**value, "torch_gpus": None if gpus is None else tuple(gpus)})
+        return cls(
+            **{
+                **value,
+                "torch_gpus": None if gpus is None else tuple(gpus),
+                "health": tuple(Trouble.from_json(t) for t in value.get("health", ())),
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)

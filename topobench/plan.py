@@ -21,12 +21,13 @@ from topobench import budget
 from topobench.bindings import allowed_cpus
 from topobench.config import ClusterConfig
 from topobench.errors import UsageError
+from topobench.health import Action
 from topobench.host import Host
 from topobench.layout import Choice, Site, lay_out
 from topobench.layout_hosts import lay_out_together
 from topobench.masking import mask_urls
 from topobench.reading import Cell, ReasonCode, Status, to_json
-from topobench.selection import absent_hosts, check_devices, select_hosts
+from topobench.selection import Lack, absent_hosts, check_devices, select_hosts, unfit_gpus
 from topobench.sku import sku_name
 from topobench.topology import parse_cpu_list
 from topobench.units import format_bytes, format_span
@@ -55,6 +56,7 @@ class Plan:
         gpu_hours: GPUs of each host times its time: what nobody else can use meanwhile.
         absent_hosts: Hosts that the configuration names and that are not alive.
         short_hosts: Hosts with fewer GPUs than the configuration says.
+        ailing_hosts: Hosts with a GPU that is left out because something is wrong with it.
         counts: Cells by status.
         site: What it was laid out from, so that pairs of hosts can be added while it runs;
             None if it repeats an earlier sweep.
@@ -67,6 +69,7 @@ class Plan:
     counts: Mapping[str, int]
     absent_hosts: tuple[str, ...] = ()
     short_hosts: tuple[str, ...] = ()
+    ailing_hosts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     site: Site | None = None
 
@@ -107,6 +110,7 @@ def make_plan(config: ClusterConfig, hosts: Sequence[Host], *, seed: int | None 
         counts=dict(collections.Counter(c.status.value for c in flat)),
         absent_hosts=absent,
         short_hosts=tuple(h.name for h in chosen if _too_few_gpus(config, h)),
+        ailing_hosts=tuple(h.name for h in chosen if unfit_gpus(config, h)),
         warnings=(
             *_host_warnings(config, chosen, absent),
             *together.warnings,
@@ -134,10 +138,8 @@ def plan_like(
     found = [c for c in wanted if c.host in chosen and chosen.issuperset(c.hosts)]
     if not found:
         raise UsageError("--like: that sweep measured nothing on the hosts that are here")
-    again = tuple(
-        dataclasses.replace(c, id=str(uuid.uuid4()), status=Status.PLANNED, reason=None)
-        for c in found
-    )
+    unfit = {key: lack for h in hosts for key, lack in unfit_gpus(config, h).items()}
+    again = tuple(_again(c, unfit) for c in found)
     gpus = sum(len(h.topology.gpus) for h in hosts if h.key in chosen)
     seconds = estimate_all(again)
     absent = absent_hosts(config, hosts)
@@ -148,11 +150,19 @@ def plan_like(
         seed=seed,
         estimated_seconds=seconds,
         gpu_hours=seconds * gpus / 3600,
-        counts={Status.PLANNED.value: len(again)},
+        counts=dict(collections.Counter(c.status.value for c in again)),
         absent_hosts=absent,
         short_hosts=tuple(h.name for h in hosts if _too_few_gpus(config, h)),
+        ailing_hosts=tuple(h.name for h in hosts if unfit_gpus(config, h)),
         warnings=(*_host_warnings(config, hosts, absent), *notes),
     )
+
+
+def _again(cell: Cell, unfit: Mapping[str, Lack]) -> Cell:
+    """A cell once more, if all its GPUs are fit for it."""
+    lack = next((unfit[key] for key in cell.worker_devices if key in unfit), None)
+    status, reason = (Status.PLANNED, None) if lack is None else (lack.status, lack.reason)
+    return dataclasses.replace(cell, id=str(uuid.uuid4()), status=status, reason=reason)
 
 
 def check_selection(config: ClusterConfig) -> None:
@@ -273,6 +283,23 @@ def _host_warnings(
         expected, found = _expected_gpus(config, host), _whole_gpus(host)
         if expected not in (None, found):
             yield f"{host.name}: {expected} GPUs expected, {found} found"
+        yield from _health_warnings(config, host)
+    blind = [h for h in hosts if "xid" in h.facts.health_unread]
+    if blind and config.health.xid is not Action.OFF:
+        names = ", ".join(h.name for h in blind[:8]) + (" ..." if len(blind) > 8 else "")
+        yield (
+            f"Xid errors of {len(blind)} hosts cannot be seen ({names}): "
+            f"{blind[0].facts.health_unread['xid']}; sysctl kernel.dmesg_restrict=0 lets everybody "
+            "read the kernel's log, health: {xid: off} gives up on it"
+        )
+
+
+def _health_warnings(config: ClusterConfig, host: Host) -> Iterator[str]:
+    for trouble in host.facts.health:
+        action = config.health.of(trouble)
+        if action is not Action.OFF:
+            done = "not measured" if action is Action.SKIP else "measured all the same"
+            yield f"{host.name}: {trouble} ({trouble.code}, {done})"
 
 
 def _too_few_gpus(config: ClusterConfig, host: Host) -> bool:

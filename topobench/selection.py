@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from topobench import health
 from topobench.bindings import usable_cpu_count
 from topobench.config import ClusterConfig, host_names
 from topobench.errors import UsageError
@@ -113,7 +114,7 @@ def select_gpus(config: ClusterConfig, host: Host) -> HostGpus:
     if host.facts.torch_error or not host.facts.torch:
         text = host.facts.torch_error or "the driver shows GPUs, but torch cannot be imported"
         return _none(Status.FAILED, ReasonCode.TORCH_CANNOT_USE_GPU, text)
-    states = [(g, _state_lack(g, host)) for g in candidates]
+    states = [(g, _state_lack(g, host) or unfit(config, host, g)) for g in candidates]
     usable = tuple(g for g, lack in states if lack is None)
     broken = tuple((g, lack) for g, lack in states if lack is not None)
     return HostGpus(usable, broken, None if usable else broken[0][1])
@@ -187,7 +188,9 @@ def _candidates(topology: Topology) -> tuple[Gpu, ...]:
 def _state_lack(gpu: Gpu, host: Host) -> Lack | None:
     visible = host.facts.torch_gpus
     if gpu.state == "lost":
-        return _failed(f"{gpu.key} does not answer the driver (lost); see dmesg for Xid errors")
+        told = [str(t) for t in host.facts.health if t.device == gpu.key]
+        known = "; ".join(told) or "see dmesg for Xid errors"
+        return _failed(f"{gpu.key} does not answer the driver (lost); {known}")
     if gpu.mig is not None and gpu.mig.parent is None and gpu.mig.mode == "enabled":
         text = f"{gpu.key} has MIG on but no instance; make one or turn MIG off"
         return _skipped(ReasonCode.MIG, text)
@@ -199,6 +202,19 @@ def _state_lack(gpu: Gpu, host: Host) -> Lack | None:
     if _bare(gpu.uuid) not in [_bare(uuid) for uuid in visible]:
         return _failed(f"the driver shows {gpu.key} (state {gpu.state}), torch does not")
     return None
+
+
+def unfit_gpus(config: ClusterConfig, host: Host) -> dict[str, Lack]:
+    """Key of each GPU of a host that its health bars from being measured -> why."""
+    found = {g.key: unfit(config, host, g) for g in host.topology.gpus} if host.facts.health else {}
+    return {key: lack for key, lack in found.items() if lack is not None}
+
+
+def unfit(config: ClusterConfig, host: Host, gpu: Gpu) -> Lack | None:
+    """Why a GPU is not measured although the driver shows it; None if it may be."""
+    whole = gpu.mig.parent if gpu.mig and gpu.mig.parent else gpu.key
+    found = health.skipping(config.health, host.facts.health, whole)
+    return None if found is None else _skipped(found.code, str(found))
 
 
 def _matching(selector: str, topology: Topology) -> tuple[Gpu, ...]:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 FAULTS: Mapping[str, Level] = {
     "ecc_error": Level.FAIL,
+    "row_remap": Level.FAIL,
+    "xid": Level.FAIL,
+    "reset_needed": Level.FAIL,
     "gpu_lost": Level.FAIL,
     "pcie_downtrained": Level.FAIL,
     "rows_remapped": Level.WATCH,

@@ -40,6 +40,7 @@ CHECKS: tuple[Check, ...] = (
     gpu.gpu_clocks,
     gpu.gpu_ecc,
     gpu.gpu_remapped_rows,
+    gpu.gpu_errors,
     peers.fabric_manager,
     peers.gpu_direct_rdma,
     peers.pcie_acs,

@@ -14,11 +14,14 @@ import tempfile
 from collections.abc import Iterable
 
 import topobench
+from topobench.agents import health
+from topobench.agents.conditions.nvml_counters import Session
 from topobench.agents.discover.cgroups import read_limits
 from topobench.agents.discover.tree import Tree
 from topobench.agents.handshake import greet
 from topobench.agents.memory_policy import memory_policy
 from topobench.agents.torch_check import torch_facts
+from topobench.health import Trouble
 from topobench.host import HostFacts
 from topobench.topology import Topology, format_cpu_list
 
@@ -45,6 +48,7 @@ def facts(topology: Topology) -> HostFacts:
     """What this host can run. Asks torch in a process of its own if there are GPUs."""
     tree = Tree.open("/")
     torch = torch_facts(topology)
+    troubles, unread = _health(topology)
     return HostFacts(
         hostname=socket.gethostname(),
         interpreter=sys.executable,
@@ -62,7 +66,19 @@ def facts(topology: Topology) -> HostFacts:
         available_memory_bytes=available_memory(tree),
         shm_bytes=_size("/dev/shm"),
         free_disk_bytes=shutil.disk_usage(tempfile.gettempdir()).free,
+        health=troubles,
+        health_unread=unread,
     )
+
+
+def _health(topology: Topology) -> tuple[tuple[Trouble, ...], dict[str, str]]:
+    if not topology.gpus:
+        return (), {}
+    session = Session()
+    try:
+        return health.look(topology, session)
+    finally:
+        session.close()
 
 
 def host_key(id: str | None, address: str, *, root: str = "/") -> tuple[str, str]:

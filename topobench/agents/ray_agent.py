@@ -29,6 +29,7 @@ from topobench.agents import handshake
 from topobench.agents.service import HostRequest, HostService
 from topobench.agents.targets import Failure, Target, choose, clock_note, difference
 from topobench.errors import AgentError, RefusedError, TopobenchError
+from topobench.health import STANDARD, Rules
 from topobench.host import BUSY_OR_NOT, Host, Idle
 from topobench.reading import Cell, Run, to_json
 
@@ -284,6 +285,7 @@ def connect(
     ship: bool = False,
     lock: bool = True,
     idle: Idle = BUSY_OR_NOT,
+    health: Rules = STANDARD,
 ) -> Iterator[Connection]:
     """
     Put an agent on every host and close them all at the end.
@@ -296,6 +298,7 @@ def connect(
         ship: Send our package to the hosts, whatever is installed there.
         lock: False for a look that measures nothing.
         idle: What to do with hosts on which somebody else is at work.
+        health: What is said with the runs of GPUs that something is wrong with.
 
     Raises:
         AgentError: Ray cannot be started or reached, or no host could take part.
@@ -303,7 +306,7 @@ def connect(
     """
     carried = _shipped() if ship and address != "local" else {}
     with _ray(address, sweep, require_token, options or {}, carried):
-        base = HostRequest(sweep=sweep, env=dict(env or {}), lock=lock, idle=idle)
+        base = HostRequest(sweep=sweep, env=dict(env or {}), lock=lock, idle=idle, health=health)
         targets, missing = choose(ray.nodes(), base, hosts, address)
         agents, failures, notes = _start(targets)
         try:

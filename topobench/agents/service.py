@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from topobench import validity
+from topobench import health, validity
 from topobench.agents import idle, preflight
 from topobench.agents.conditions.monitor import Monitor
 from topobench.agents.conditions.nvml_counters import Session
@@ -21,6 +21,7 @@ from topobench.agents.discover import discover
 from topobench.agents.host_lock import HostLock
 from topobench.agents.launch import Launcher
 from topobench.agents.part import Part, own_share
+from topobench.health import Rules, Trouble
 from topobench.host import BUSY_OR_NOT, Host, Idle
 from topobench.reading import Cell, Run
 from topobench.topology import Topology
@@ -37,6 +38,7 @@ class HostRequest:
         env: The site's environment for workers (cluster and host blocks).
         lock: False for a look that measures nothing (``plan``, ``topo show``).
         idle: What to do where somebody else is at work.
+        health: What is said with the runs of GPUs that something is wrong with.
     """
 
     sweep: str
@@ -47,6 +49,7 @@ class HostRequest:
     interface: str | None = None
     lock: bool = True
     idle: Idle = BUSY_OR_NOT
+    health: Rules = health.STANDARD
 
 
 class HostService:
@@ -64,6 +67,7 @@ class HostService:
         self._launcher: Launcher | None = None
         self._part: Part | None = None
         self._topology: Topology | None = None
+        self._troubles: tuple[Trouble, ...] = ()
         self._monitor = Monitor(sweep=request.sweep)
         self._log_dir: Path | None = None
 
@@ -80,7 +84,7 @@ class HostService:
         host = describe_host(self._request)
         if self._request.lock:
             self._wait_until_idle(host.topology)
-        self._topology = host.topology
+        self._topology, self._troubles = host.topology, host.facts.health
         self._log_dir = _log_folder(self._lock)
         self._launcher = Launcher(
             sweep=self._request.sweep,
@@ -146,7 +150,10 @@ class HostService:
         if self._topology is None:
             raise RuntimeError("describe() comes first")
         set_to = {**run.environment, "host_settings": dict(self._monitor.settings)}
-        return replace(validity.judge(run, cell, self._topology), environment=set_to)
+        found = validity.judge(run, cell, self._topology)
+        ails = health.labelled(self._request.health, self._troubles, cell.worker_devices)
+        told = (f"health: {trouble.code}: {trouble.text}" for trouble in ails)
+        return replace(found, environment=set_to, warnings=(*found.warnings, *told))
 
     def cancel(self) -> None:
         """End the running worker at once; its cells become ``aborted``."""

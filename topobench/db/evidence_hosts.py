@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from topobench.db import schema
 from topobench.db.columns import parse_time
 from topobench.db.keys import chunks
 from topobench.errors import ConfigError
+from topobench.health import STANDARD, Action, Trouble
 from topobench.reading import MEASURED, Status
 from topobench.topology import Topology
 from topobench.verdict_invariants import FAULTS
@@ -43,7 +44,10 @@ def hosts_of(connection: Connection, window: Window) -> tuple[list[HostEvidence]
     """Hosts of the sweep judged, then those that other sweeps of the window had: peers."""
     sh, h, t = schema.sweep_host, schema.host, schema.topology
     query = (
-        sa.select(h.c.id, h.c.key, sh.c.name, sh.c.sweep_id, sh.c.position, t.c.shape, t.c.document)
+        sa.select(
+            *(h.c.id, h.c.key, sh.c.name, sh.c.sweep_id, sh.c.position, sh.c.facts),
+            *(t.c.shape, t.c.document),
+        )
         .select_from(sh.join(h).outerjoin(t, t.c.id == sh.c.topology_id))
         .where(sh.c.sweep_id == window.sweep.id)
         .order_by(sh.c.position, h.c.id)
@@ -64,7 +68,7 @@ def hosts_of(connection: Connection, window: Window) -> tuple[list[HostEvidence]
                 topology=None if row.document is None else _devices_of(row.document),
                 seen_day=day_of(window.sweep.started_at),
                 expected_gpus=wanted.get(row.key, wanted.get(row.name, counts.get(row.id))),
-                faults=tuple(faults.get(row.id, ())),
+                faults=(*_preflight(row.facts), *faults.get(row.id, ())),
                 planned=planned,
                 usable=usable,
                 unusable=unusable,
@@ -76,6 +80,14 @@ def hosts_of(connection: Connection, window: Window) -> tuple[list[HostEvidence]
         hosts.append(peer)
         ids.append(row.id)
     return hosts, ids
+
+
+def _preflight(facts: Mapping[str, Any] | None) -> Iterator[Fault]:
+    """What ailed the host's GPUs before it was measured; the wiring tells of links itself."""
+    for value in (facts or {}).get("health", ()):
+        trouble = Trouble.from_json(value)
+        if trouble.code in FAULTS and STANDARD.of(trouble) is Action.SKIP:
+            yield Fault(str(trouble.code), trouble.text, trouble.device)
 
 
 def _devices_of(document: Mapping[str, Any]) -> Topology:

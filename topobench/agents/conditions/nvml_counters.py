@@ -18,6 +18,7 @@ _LOST = 15
 _FINAL = frozenset({3, 13})  # not supported, function not found: will not change
 _VALUE_KINDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _SM, _MEMORY = 1, 2
+_RECOVERY_ACTION = 230  # a field id of newer drivers
 _MOST_LINKS = 36
 
 # Field ids of nvml.h. Its PCIe byte counters (197, 198) are left out: on an H200 they wrap at
@@ -201,6 +202,16 @@ class GpuReader:
             for name in (n for n in _DEVICE_FIELDS if found[n] is None):
                 self.unavailable[name] = "this GPU does not count it"
         return {name: int(value) for name, value in found.items() if value is not None}
+
+    def recovery_action(self) -> int | None:
+        """What the driver asks for to bring the GPU back in order; 0 is nothing."""
+        (value,) = self._fields("recovery_action", [(_RECOVERY_ACTION, 0)])
+        return None if value is None else int(value)
+
+    def row_remapping(self) -> tuple[bool, bool]:
+        """Whether bad memory rows wait to be replaced, and whether one could not be."""
+        rows = self._ask("remapped_rows", "DeviceGetRemappedRows")
+        return (False, False) if rows is None else (bool(rows[2]), bool(rows[3]))
 
     def link_counters(self) -> dict[int, dict[str, int]]:
         """Bytes and errors of each active NVLink since some start."""

@@ -234,6 +234,26 @@ def gpu_ecc(subject: Subject) -> Outcome | None:
 
 
 @check(
+    wanted="no error (Xid) in the kernel's log that calls for a reset or a reboot",
+    why="sweeps leave such a GPU out (health: in cluster.yaml)",
+)
+def gpu_errors(subject: Subject) -> Outcome | None:
+    """What the driver wrote to the kernel's log, or asks for."""
+    if not subject.gpus:
+        return None
+    if "xid" in subject.facts.health_unread:
+        reason = subject.facts.health_unread["xid"]
+        fix, undo = (f"sudo sysctl -w kernel.dmesg_restrict={v}" for v in (0, 1))
+        return unknown(reason, fix, undo)
+    found = [t for t in subject.facts.health if t.kind == "xid"]
+    if not found:
+        return ok("none")
+    text = "; ".join(t.text for t in found)
+    level = error if any(t.grave for t in found) else warn
+    return level(text, note="; ".join(dict.fromkeys(t.fix for t in found)))
+
+
+@check(
     wanted="no row remapping pending or failed",
     why="a GPU that waits for a remapping still uses bad memory; one that failed must be replaced",
 )
