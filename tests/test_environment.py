@@ -145,17 +145,18 @@ class TestSafetySwitches:
     def test_switches_that_forbid_nothing_are_ordinary_settings(self) -> None:
         host = {**PLAIN, "NCCL_NVLS_ENABLE": "1"}
         assert "NCCL_NVLS_ENABLE" not in build(host).variables
-        assert environment.conflict(with_env(NCCL_NVLS_ENABLE="0"), host) is None
+        asking = with_env(NCCL_NVLS_ENABLE="0")
+        assert environment.conflict(asking, host, build(host, of=asking)) is None
 
-    def test_an_arm_that_asks_for_what_is_forbidden_is_skipped_not_mislabelled(
+    def test_an_arm_that_asks_for_what_is_forbidden_does_not_apply_and_is_not_mislabelled(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
         lab = Lab(tmp_path)
         (run,) = lab.run(with_env(NCCL_NVLS_ENABLE="1"))
-        assert run.status is Status.SKIPPED
+        assert run.status is Status.NOT_APPLICABLE
         assert str(run.reason) == (
-            "unsupported: the host sets NCCL_NVLS_ENABLE=0, which stays; "
+            "unsupported: NCCL_NVLS_ENABLE=0 is set where this host is measured, which stays; "
             "the arm asks for NCCL_NVLS_ENABLE=1"
         )
         (same,) = lab.run(with_env(NCCL_NVLS_ENABLE="0"))

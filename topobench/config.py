@@ -11,7 +11,7 @@ import functools
 import importlib.resources
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from topobench.config_fields import (
     expected,
     value_of,
 )
+from topobench.env_arms import PRESETS, EnvArm
 from topobench.errors import ConfigError
 from topobench.health import KINDS, Rules
 from topobench.health import STANDARD as HEALTH
@@ -137,6 +138,7 @@ class ClusterConfig:
     probes: tuple[ProbeChoice, ...]
     bindings: tuple[BindingChoice, ...]
     rings: tuple[Ring, ...] = ("auto",)
+    env_arms: tuple[EnvArm, ...] = ()
     hosts: tuple[HostExpectation, ...] = ()
     only_hosts: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
@@ -175,6 +177,7 @@ KEYS: Parsers = {
     "probes": config_fields.probes,
     "bindings": config_fields.bindings,
     "rings": config_fields.rings,
+    "env_arms": config_fields.env_arms,
     "env": config_fields.environment,
     "budget": lambda fields, node, key: fields.parsed(node, key, _budget),
     "seed": value_of(parse_count),
@@ -309,6 +312,7 @@ def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
         "probes": list(_probes_yaml(config.probes)),
         "bindings": [_binding_yaml(choice) for choice in config.bindings],
         "rings": [ring if isinstance(ring, str) else list(ring) for ring in config.rings],
+        "env_arms": [_env_arm_yaml(arm, env) for arm in config.env_arms],
         "env": env(config.env),
         "budget": _seconds_text(config.budget_seconds),
         "seed": config.seed,
@@ -323,6 +327,11 @@ def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
     return yaml.safe_dump(
         shown, sort_keys=False, allow_unicode=True, width=100, default_flow_style=None
     )
+
+
+def _env_arm_yaml(arm: EnvArm, env: Callable[[Mapping[str, str]], Any]) -> Any:
+    built_in = arm.env == PRESETS.get(arm.name)
+    return arm.name if built_in else {"name": arm.name, "env": env(arm.env)}
 
 
 def _idle_yaml(idle: Idle) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from topobench.env_arms import PRESETS, EnvArm
 from topobench.errors import UsageError
 from topobench.health import KINDS, Action, Rules
 from topobench.host import Busy, Idle
@@ -353,6 +354,16 @@ def rings(fields: Fields, node: Node, key: str) -> tuple[Ring, ...]:
     return fields.unique(found, key)
 
 
+def env_arms(fields: Fields, node: Node, key: str) -> tuple[EnvArm, ...]:
+    """Environments compared as arms: built-in names and the user's own tables."""
+    found = []
+    for name, item in fields.items(node, key):
+        arm = _env_arm(fields, item, name)
+        if arm is not None:
+            found.append((arm.name, item.where, arm))
+    return fields.unique(found, key)
+
+
 def _noun(node: Node) -> str:
     if isinstance(node, Listing):
         return "a list"
@@ -463,6 +474,26 @@ def _binding(fields: Fields, node: Node, key: str) -> BindingChoice | None:
     cpus, cpu_nodes = values.get("cpus", (None, ()))
     memory, memory_nodes = values.get("memory", (MemoryPolicy.DEFAULT, ()))
     return BindingChoice(values["name"], cpus, cpu_nodes, memory, memory_nodes)
+
+
+def _env_arm(fields: Fields, node: Node, key: str) -> EnvArm | None:
+    if not isinstance(node, Table):
+        name = fields.parsed(node, key, one_of(PRESETS))
+        return EnvArm.preset(name) if name else None
+    parsers: Parsers = {"name": value_of(_env_arm_name), "env": environment}
+    values = fields.section(node.entries, parsers, f"{key}.")
+    for wanted in ("name", "env"):
+        if not any(entry.key == wanted for entry in node.entries):
+            fields.wrong(node.where, key, f"has no {wanted}; write {{name: NAME, env: {{...}}}}")
+    if "env" in values and not values["env"]:
+        fields.wrong(node.where, key, "sets nothing: that is what every other arm does")
+    return EnvArm(**values) if values.keys() == {"name", "env"} else None
+
+
+def _env_arm_name(text: str) -> str:
+    if text in PRESETS:
+        raise ValueError(f"{text} is built in; choose another name for your own arm")
+    return parse_name(text)
 
 
 def _arm_name(text: str) -> str:

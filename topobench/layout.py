@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from topobench import rings
+from topobench import env_arms, rings
 from topobench.bindings import (
     MatrixArm,
     Refusal,
@@ -146,6 +146,7 @@ class _Bench:
         rings: Its ranks are joined by rings of GPUs, whose order can be compared.
         compared: Every arm is run; else the first binding that exists.
         environments: Settings that are compared; each makes an arm of every binding.
+        env_arms: The named environments are compared, too, each under the first binding.
     """
 
     devices: tuple[Gpu, ...] = ()
@@ -154,6 +155,7 @@ class _Bench:
     rings: bool = False
     compared: bool = True
     environments: tuple[Mapping[str, str], ...] = ({},)
+    env_arms: bool = False
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -273,7 +275,7 @@ class _Layout:
                     yield from self._broken(choice)
                     whole = self.gpus.whole
                     in_rings = choice.probe.arms is Arms.GANG
-                    bench = _Bench(whole, len(whole), rings=in_rings)
+                    bench = _Bench(whole, len(whole), rings=in_rings, env_arms=True)
                     yield from self._gang(choice, bench, benches)
                 sliced = lack is not None and lack.reason.code is ReasonCode.MIG
                 if not on_gpus or (sliced and backend == "auto"):
@@ -292,7 +294,7 @@ class _Layout:
         for ranks in choice.gang_sizes():
             lack = needs_cpus(ranks, self.host.topology)
             if lack is None:
-                yield from self._gang(choice, _Bench((), ranks), benches)
+                yield from self._gang(choice, _Bench((), ranks, env_arms=True), benches)
             else:
                 yield self._lacking(choice, lack, ranks=ranks)
 
@@ -406,6 +408,28 @@ class _Layout:
                 ]
             if arms and not bench.compared:
                 break
+        if arms and bench.env_arms:
+            more, lacking = self._env_arms(bench, arms[0], names)
+            arms, refused = [*arms, *more], [*refused, *lacking]
+        return arms, refused
+
+    def _env_arms(
+        self, bench: _Bench, first: Arm, ringed: Sequence[str | None]
+    ) -> tuple[list[Arm], list[Refusal]]:
+        """Named environments with NCCL's own rings; those without a reference bring it along."""
+        config = self.site.config
+        ring = rings.AUTO if bench.devices and bench.rings else None
+        plain = dataclasses.replace(first, ring=ring, env={})
+        arms = [plain] if config.env_arms and ring not in ringed else []
+        refused = []
+        for wanted in config.env_arms:
+            arm = dataclasses.replace(plain, env=dict(wanted.env), env_name=wanted.name)
+            reason = env_arms.pointless(wanted.env, "nccl" if bench.devices else "gloo")
+            reason = reason or env_arms.refusal(wanted.env, config.env_for(self.host))
+            if reason is None:
+                arms.append(arm)
+            else:
+                refused.append(Refusal(arm.name, Status.NOT_APPLICABLE, reason))
         return arms, refused
 
     def _rings(self, bench: _Bench) -> tuple[list[str | None], list[Refusal]]:
@@ -464,8 +488,9 @@ class _Layout:
     ) -> Cell:
         """One cell for an arm that does not exist here, whatever the parameters."""
         lack = Lack(refusal.status, refusal.reason)
-        binding, _, ring = refusal.name.partition("/")
-        arm = Arm(Binding(binding), ring or None)
+        placed, _, env_name = refusal.name.partition("+")
+        binding, _, ring = placed.partition("/")
+        arm = Arm(Binding(binding), ring or None, env_name=env_name or None)
         return self._refused(Case(*probe, {}), lack, arm=arm, devices=devices)
 
     def _refused(

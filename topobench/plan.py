@@ -355,4 +355,4 @@ def _worker_key(cell: Cell) -> Any:
     arm = cell.arm
     settings = tuple(sorted(arm.env.items()))
     place = (cell.host, cell.hosts, cell.worker_devices, cell.ranks, cell.process_no, cell.block)
-    return (*place, arm.binding, arm.ring, settings)
+    return (*place, arm.binding, arm.ring, arm.env_name, settings)

@@ -121,6 +121,7 @@ class ReasonCode(enum.StrEnum):
     GPU_LOST = "gpu_lost"
     BUSY = "busy"
     WRONG_BINDING = "wrong_binding"
+    WRONG_ENVIRONMENT = "wrong_environment"
     WRONG_DATA = "wrong_data"
     WRONG_TRANSPORT = "wrong_transport"
     RING_MISMATCH = "ring_mismatch"
@@ -237,23 +238,27 @@ class Arm:
         env: Settings of this arm, on top of the site's.
         rank_bindings: One for each rank, where the GPUs of a gang hang on several NUMA
             nodes; else empty, and ``binding`` is every rank's.
+        env_name: Name of the settings where they are what is compared, or None.
     """
 
     binding: Binding
     ring: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     rank_bindings: tuple[Binding, ...] = ()
+    env_name: str | None = None
 
     @property
     def name(self) -> str:
-        """``binding``, ``binding/ring``: unique within a comparison."""
-        return "/".join(p for p in (self.binding.name, self.ring) if p)
+        """``binding``, ``binding/ring``, ``binding/ring+env``: unique within a comparison."""
+        placed = "/".join(p for p in (self.binding.name, self.ring) if p)
+        return f"{placed}+{self.env_name}" if self.env_name else placed
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Arm:
         """Read what :func:`to_json` wrote."""
         ranks = tuple(Binding.from_json(b) for b in value.get("rank_bindings", ()))
-        return cls(Binding.from_json(value["binding"]), value["ring"], dict(value["env"]), ranks)
+        binding, env = Binding.from_json(value["binding"]), dict(value["env"])
+        return cls(binding, value["ring"], env, ranks, value.get("env_name"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import binascii
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from topobench.advice.words import Advice, Cell, Outlook, RingFile, evidence_of, outlook_of, signed
 from topobench.comparison import Change, Comparison
@@ -34,7 +35,8 @@ def rings(
         names: What a set of GPUs is called.
         host: Name of the host, for that of the file.
     """
-    own = [b for b in benches if b.probe == "all_reduce" and b.metric == BUSBW.name and b.devices]
+    wanted = [b for b in benches if b.probe == "all_reduce" and b.metric == BUSBW.name]
+    own = [_without_settings(b) for b in wanted if b.devices]
     sets = dict.fromkeys(b.devices for b in own if len(_ring_names(b)) > 1)
     if not sets:
         text = "no two rings were measured on the same GPUs"
@@ -42,6 +44,11 @@ def rings(
     for devices in sets:
         found = [b for b in own if b.devices == devices]
         yield _ring(devices, names[devices], found, cells, host)
+
+
+def _without_settings(bench: Bench) -> Bench:
+    """A bench without the arms that compare environments: they are no rings."""
+    return replace(bench, arms={arm: v for arm, v in bench.arms.items() if "+" not in arm})
 
 
 def _ring_names(bench: Bench) -> set[str]:

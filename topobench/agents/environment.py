@@ -9,11 +9,11 @@ change speed but are not passed are named, so that nobody is surprised by a numb
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from topobench import processes
+from topobench import env_arms, processes
 from topobench.masking import MASK, mask_urls
 from topobench.reading import Cell, Reason, ReasonCode
 
@@ -29,30 +29,6 @@ _PASSED = _PRIVATE | {
     "SLURM_JOB_ID",
 }
 _PASSED_PREFIXES = ("LC_", "NVIDIA_")
-_PERFORMANCE_PREFIXES = (
-    "NCCL_",
-    "FI_",
-    "UCX_",
-    "CUDA_",
-    "TORCH_",
-    "PYTORCH_",
-    "OMP_",
-    "KMP_",
-    "GOMP_",
-    "MKL_",
-    "GLOO_",
-    "NVSHMEM_",
-    "LD_PRELOAD",
-)
-_LABELS = re.compile(r"_VERSION$|_ARCH_LIST$")
-"""What images and builds set for their own use: no library changes its speed by it."""
-
-_HARMLESS = {  # values with which these three do *not* forbid NVLink multicast
-    "NCCL_NVLS_ENABLE": ("", "1", "2"),
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": ("", "0"),
-    "NVSHMEM_DISABLE_NVLS": ("", "0"),
-}
-
 _SECRET_NAME = re.compile(
     r"TOKEN|(?<!P)KEY|SECRET|PASSW|PASSPHRASE|_PWD$|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE
 )
@@ -106,7 +82,7 @@ def build(
         interface: Network interface that gangs meet on.
     """
     fixed = _fixed(cell, sweep, interface)
-    safety = _safety(host)
+    safety = env_arms.forbidding(host, site)
     passed = {k: v for k, v in host.items() if k in _PASSED or k.startswith(_PASSED_PREFIXES)}
     asked = {**site, **cell.arm.env}
     variables = {**passed, **asked, **safety, **fixed}
@@ -119,41 +95,60 @@ def build(
     return Environment(
         variables=variables,
         stored=_stored(variables),
-        warnings=(*warnings, *nccl_files(host)),
+        warnings=(*warnings, *nccl_files({**host, **variables})),
         secrets=frozenset(
             v for k, v in {**host, **variables}.items() if _SECRET_NAME.search(k) and len(v) >= 8
         ),
     )
 
 
-def conflict(cell: Cell, host: Mapping[str, str]) -> Reason | None:
-    """Why an arm cannot be had here: the host forbids multicast, the arm asks for it."""
-    for key, value in _safety(host).items():
-        if key in cell.arm.env and cell.arm.env[key] != value:
+def conflict(cell: Cell, host: Mapping[str, str], found: Environment) -> Reason | None:
+    """
+    Why an arm cannot be had here: what it asks for is forbidden, or never left to arms.
+
+    Args:
+        host: The agent's own environment.
+        found: What the cell's workers would get.
+    """
+    asked = cell.arm.env
+    files = (settings for _, settings in _nccl_files({**host, **found.variables}))
+    if reason := env_arms.refusal(asked, host, *files, found.variables):
+        return reason
+    for key, value in sorted(asked.items()):
+        got = found.variables.get(key)
+        if got != value and key != "PYTHONPATH":  # our own package stands before it
             return Reason(
                 ReasonCode.UNSUPPORTED,
-                f"the host sets {key}={value}, which stays; the arm asks for "
-                f"{key}={cell.arm.env[key]}",
+                f"workers always get {key}={mask_value(key, got or '')}; the arm asks for "
+                f"{key}={mask_value(key, value)}",
             )
     return None
 
 
 def nccl_files(host: Mapping[str, str], root: Path = Path("/")) -> list[str]:
     """Warnings that name the settings of NCCL's own files, which no variable shows."""
+    return [
+        f"nccl_conf: {path} sets {', '.join(sorted(settings)) or 'nothing'}"
+        for path, settings in _nccl_files(host, root)
+    ]
+
+
+def _nccl_files(
+    host: Mapping[str, str], root: Path = Path("/")
+) -> Iterator[tuple[Path, dict[str, str]]]:
+    """NCCL's own files, as far as they exist, with what they set."""
     files = [root / "etc/nccl.conf"]
     if host.get("HOME"):
         files.append(Path(host["HOME"]) / ".nccl.conf")
     if host.get("NCCL_CONF_FILE"):
         files.append(Path(host["NCCL_CONF_FILE"]))
-    warnings = []
     for path in files:
         try:
             lines = path.read_text(errors="replace").splitlines()
         except OSError:
             continue
-        keys = sorted({k for line in lines if (k := line.split("#")[0].split("=")[0].strip())})
-        warnings.append(f"nccl_conf: {path} sets {', '.join(keys) or 'nothing'}")
-    return warnings
+        pairs = (line.split("#")[0].partition("=") for line in lines)
+        yield path, {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
 
 
 def mask_text(text: str) -> str:
@@ -178,11 +173,6 @@ def _fixed(cell: Cell, sweep: str, interface: str | None) -> dict[str, str]:
     return fixed | ({"GLOO_SOCKET_IFNAME": interface} if interface else {})
 
 
-def _safety(host: Mapping[str, str]) -> dict[str, str]:
-    """Switches by which an administrator forbids multicast; nothing overrides them."""
-    return {k: host[k] for k, harmless in _HARMLESS.items() if host.get(k, "") not in harmless}
-
-
 def _ignored(asked: Mapping[str, str], stronger: Mapping[str, str]) -> list[str]:
     return [
         f"env_ignored: {key}={mask_value(key, asked[key])} of the config; workers always get "
@@ -195,12 +185,7 @@ def _ignored(asked: Mapping[str, str], stronger: Mapping[str, str]) -> list[str]
 def _not_passed(host: Mapping[str, str], variables: Mapping[str, str]) -> Iterable[str]:
     """Performance settings of the host that workers do not get."""
     left = sorted(
-        k
-        for k, value in host.items()
-        if k.startswith(_PERFORMANCE_PREFIXES)
-        and not _LABELS.search(k)
-        and k not in variables
-        and value
+        k for k, value in host.items() if env_arms.changes_speed(k) and k not in variables and value
     )
     if left:
         line = ", ".join(f"{k}: {mask_value(k, host[k])!r}" for k in left)

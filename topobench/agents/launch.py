@@ -154,8 +154,8 @@ class Launcher:
 
     def _run(self, batch: Batch, stop: threading.Event) -> Iterator[Run]:
         first = batch.left[0]
-        if (reason := environment.conflict(first, os.environ)) is not None:
-            yield from batch.settle(Outcome(Status.SKIPPED, reason))
+        if (reason := environment.conflict(first, os.environ, batch.setting)) is not None:
+            yield from batch.settle(Outcome(Status.NOT_APPLICABLE, reason))
         false_starts = 0
         while batch.left and not stop.is_set():
             with self.given(first, batch.setting, stop) as given:
@@ -338,7 +338,7 @@ class Batch:
             readings=outcome.readings,
             members=outcome.members,
             environment={**outcome.environment, "env": dict(self.setting.stored)},
-            conditions={**outcome.conditions, **_sharing(cell)},
+            conditions={**_masked(outcome.conditions), **_sharing(cell)},
             warnings=(*self.setting.warnings, *map(mask, outcome.warnings)),
             log_tail=mask(outcome.log_tail),
         )
@@ -386,6 +386,13 @@ def numactl(program: str | None, binding: Binding, *, denied: bool) -> tuple[str
     }
     # --all: CPUs count from the whole cpuset, not from what the agent was started with.
     return (program, "--all", f"--physcpubind={binding.cpus}", *memory[binding.memory], "--")
+
+
+def _masked(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Conditions whose ``env``, as a worker found it, holds no secret."""
+    env = conditions.get("env") or {}
+    masked = {key: environment.mask_value(key, value) for key, value in env.items()}
+    return {**conditions, **({"env": masked} if masked else {})}
 
 
 def _sharing(cell: Cell) -> dict[str, str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from topobench import nccl_graph, nccl_log, rings
+from topobench import env_arms, nccl_graph, nccl_log, rings
 from topobench.agents.gang import Outcome
 from topobench.errors import AgentError, ImportFailed
 from topobench.nccl_graph import Graph
@@ -66,7 +66,7 @@ class NcclRun:
     def judged(self, cell: Cell, outcome: Outcome, mask: Callable[[str], str]) -> Outcome:
         """The outcome of a cell with what NCCL did, and refused if that was something else."""
         if self.folder is None:
-            return outcome
+            return in_force(cell, outcome, {})
         if outcome.status not in MEASURED:
             return replace(outcome, warnings=(*outcome.warnings, *_warned(self.folder)))
         try:
@@ -82,6 +82,9 @@ class NcclRun:
         outcome = replace(outcome, conditions=conditions)
         if wrong is not None:
             return replace(outcome, status=Status.FAILED, reason=wrong, readings=())
+        outcome = in_force(cell, outcome, log.env)
+        if outcome.status not in MEASURED:
+            return outcome
         transport = nccl_log.wrong_transport(log, rdma_active=self.rdma_active)
         if transport is not None:
             return replace(outcome, status=Status.INVALID, reason=transport)
@@ -106,13 +109,34 @@ class NcclRun:
 
 
 def concerns(cell: Cell) -> bool:
-    """Whether a cell's ranks are joined by NCCL's rings."""
-    return cell.ranks > 1 and cell.arm.ring is not None
+    """Whether a cell's ranks are joined by NCCL."""
+    rings_of_gpus = cell.ranks > 1 and cell.arm.ring is not None
+    return rings_of_gpus or cell.case.params.get("backend") == "nccl"
 
 
 def needs_dump(cell: Cell) -> bool:
     """Whether NCCL is given a ring, which is made of its own."""
-    return concerns(cell) and cell.arm.ring not in (rings.AUTO, rings.AUTO_RING)
+    return concerns(cell) and cell.arm.ring not in (None, rings.AUTO, rings.AUTO_RING)
+
+
+def in_force(cell: Cell, outcome: Outcome, logged: Mapping[str, str]) -> Outcome:
+    """
+    The outcome, failed where a setting of the cell's arm was not in force.
+
+    Args:
+        logged: What NCCL says it took from the environment; it does not name all it reads.
+    """
+    found = outcome.conditions.get("env")
+    for key, value in sorted(cell.arm.env.items()):
+        if found is not None and env_arms.changes_speed(key) and found.get(key) != value:
+            text = f"the worker had {key}={found.get(key, '')}"
+        elif logged.get(key, value) != value:
+            text = f"NCCL took {key}={logged[key]}"
+        else:
+            continue
+        reason = Reason(ReasonCode.WRONG_ENVIRONMENT, f"the arm sets {key}={value}; {text}")
+        return replace(outcome, status=Status.FAILED, reason=reason, readings=())
+    return outcome
 
 
 @contextlib.contextmanager
@@ -178,7 +202,7 @@ def prepare(
     """
     variables = _logging(folder)
     active = any(nic.rdma and nic.state == "active" for nic in topology.nics)
-    if cell.arm.ring == rings.AUTO:
+    if cell.arm.ring in (None, rings.AUTO):
         return NcclRun(folder, variables, None, active)
     gpus = {gpu.key: gpu for gpu in topology.gpus}
     devices = tuple(gpus[key].index if key in gpus else None for key in cell.devices)

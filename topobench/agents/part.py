@@ -98,8 +98,8 @@ class Part:
         self, cell: Cell, own: Cell, setting: Environment, stop: threading.Event
     ) -> Outcome | None:
         """Start workers; the outcome of the cell if they cannot be had."""
-        if (reason := environment.conflict(own, os.environ)) is not None:
-            return Outcome(Status.SKIPPED, reason)
+        if (reason := environment.conflict(own, os.environ, setting)) is not None:
+            return Outcome(Status.NOT_APPLICABLE, reason)
         ranks = [rank for rank, host in enumerate(cell.hosts) if host == own.host]
         interface = self._interface(setting.variables) if 0 in ranks else None
         if isinstance(interface, Reason):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from topobench import stats
+from topobench import env_arms, stats
 from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
 from topobench.probes import collective
 from topobench.probes.host_memory import available_bytes
@@ -99,6 +100,9 @@ class GangProbe:
         self.refuse(context.ranks)
         group = collective.join(context, self.backend)
         context.note("backend", group.backend)
+        if group.rank == 0:
+            found = sorted(os.environ.items())
+            context.note("env", {k: v for k, v in found if env_arms.changes_speed(k)})
         with collective.errors_named():
             group.require_memory(self.memory_bytes(group.ranks), free_bytes(group))
             data = self.buffers(group)

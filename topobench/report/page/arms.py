@@ -31,7 +31,7 @@ class ArmEffect:
     An arm against the reference on one bench.
 
     Args:
-        arm: Name of its binding.
+        arm: Name of its binding, and of its environment.
     """
 
     bench: Bench
@@ -60,13 +60,19 @@ def _effects(cells: Sequence[Mapping[str, Any]]) -> Iterator[ArmEffect]:
         derived = bench.metric == ALGBW.name  # says what busbw says
         if derived or bench.param("bytes") not in kept[_family(bench)]:
             continue
-        bare = {arm.partition("/")[0]: arm for arm in bench.arms}
+        bare = {_bare(arm): arm for arm in bench.arms}
         reference = next((bare[r] for r in _REFERENCES if r in bare), None)
         for arm in bench.arms:
             both = reference and bench.arms[reference].keys() & bench.arms[arm].keys()
             if reference and arm != reference and both:
                 effect = compared(bench, reference, arm)
-                yield ArmEffect(bench, arm.partition("/")[0], reference, bench.median(arm), effect)
+                yield ArmEffect(bench, _bare(arm), reference, bench.median(arm), effect)
+
+
+def _bare(arm: str) -> str:
+    """An arm without its ring: ``none``, ``none+p2p_off``."""
+    placed, plus, env = arm.partition("+")
+    return placed.partition("/")[0] + plus + env
 
 
 def _few_sizes(found: Sequence[Bench]) -> dict[Any, set[Any]]:
@@ -127,7 +133,7 @@ def _figure(name: str, effects: Sequence[ArmEffect], places: Places) -> Figure:
 
 
 def _lead(effects: Sequence[ArmEffect], left: int) -> str:
-    references = " or ".join(dict.fromkeys(e.reference.partition("/")[0] for e in effects))
+    references = " or ".join(dict.fromkeys(_bare(e.reference) for e in effects))
     text = (
         f"Each arm against arm {references} on the same devices, paired block by block; right is "
         "better. A point for each GPU or set of GPUs, bars are 95 % intervals over blocks."
