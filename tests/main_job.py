@@ -89,7 +89,7 @@ def stolen(cell: dict[str, Any]) -> bool:
 def of_driver(pid: int, sweeps: list[str]) -> list[str]:
     """Live processes that a driver's sweep started, described; the driver is not one."""
     return [
-        f"{p.pid} {_title(p.pid)}"
+        f"{p.pid} {title(p.pid)}"
         for p in processes.running()
         if p.pid != pid and (_is_of_sweep(p.pid, sweeps) or _is_of_ray(p.pid, pid))
     ]
@@ -114,7 +114,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 def agent_of(driver: int) -> int | None:
     """The agent that a driver's embedded Ray runs, once it is there."""
-    return next((p for p in descendants(driver) if _title(p).startswith("ray::HostAgent")), None)
+    return next((p for p in descendants(driver) if title(p).startswith("ray::HostAgent")), None)
 
 
 def workers_of(sweeps: list[str]) -> list[int]:
@@ -142,7 +142,8 @@ def _is_of_ray(pid: int, driver: int) -> bool:
     return any(f"tb-ray-{driver}-" in handle for handle in handles)
 
 
-def _title(pid: int) -> str:
+def title(pid: int) -> str:
+    """A process's command line, or the title that it gave itself; empty once it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:

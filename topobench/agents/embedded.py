@@ -49,6 +49,7 @@ def surroundings(address: str, sweep: str) -> Iterator[dict[str, Any]]:
         try:
             yield {
                 "include_dashboard": False,
+                "num_cpus": 1,  # Ray starts as many idle workers; an agent asks for none
                 "object_store_memory": 100 * 2**20,
                 "_temp_dir": str(folder),
             }

@@ -308,7 +308,9 @@ def connect(
     with _ray(address, sweep, require_token, options or {}, carried):
         base = HostRequest(sweep=sweep, env=dict(env or {}), lock=lock, idle=idle, health=health)
         targets, missing = choose(ray.nodes(), base, hosts, address)
-        agents, failures, notes = _start(targets)
+        # An embedded Ray runs this interpreter and these sources, by this clock.
+        differing, notes = _greet(targets) if address != "local" else ([], [])
+        agents, failures = _start(targets, differing)
         try:
             with Pulse(agents):
                 warnings = [*_open_to_all(address), *notes]
@@ -347,7 +349,7 @@ def _shipped() -> dict[str, Any]:
 
 def _init(address: str, **options: Any) -> None:
     try:
-        with _signals_deferred():
+        with _signals_deferred(), _without_idle_services():
             ray.init(
                 address=address,
                 namespace="topobench",
@@ -359,6 +361,24 @@ def _init(address: str, **options: Any) -> None:
     except Exception as error:  # what Ray raises for a raylet that starts too slowly
         what = "start an embedded Ray" if address == "local" else f"reach Ray at {address}"
         raise AgentError(f"could not {what}: {_text(error)}") from error
+
+
+_IDLE_SERVICES = ("start_api_server", "start_log_monitor", "start_monitor")
+"""Dashboard, log forwarder and autoscaler: nothing of ours asks them, and they take CPU time."""
+
+
+@contextlib.contextmanager
+def _without_idle_services() -> Iterator[None]:
+    """An embedded Ray starts none of them; a Ray that names them differently starts them."""
+    node = ray._private.node.Node
+    kept = {name: getattr(node, name) for name in _IDLE_SERVICES if hasattr(node, name)}
+    for name in kept:
+        setattr(node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, method in kept.items():
+            setattr(node, name, method)
 
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -445,9 +465,11 @@ def _has_token() -> bool:
     )
 
 
-def _start(targets: Sequence[Target]) -> tuple[list[RayAgent], list[Failure], list[str]]:
-    """Greet, then start an agent on every target; also what to know of their clocks."""
-    failures, notes = _greet(targets)
+def _start(
+    targets: Sequence[Target], differing: Sequence[Failure]
+) -> tuple[list[RayAgent], list[Failure]]:
+    """Start an agent on every target but those that differ from us; all that failed."""
+    failures = list(differing)
     bad = {f.address for f in failures}
     good = [t for t in targets if t.address not in bad]
     actor_class = ray.remote(HostAgent)
@@ -478,7 +500,7 @@ def _start(targets: Sequence[Target]) -> tuple[list[RayAgent], list[Failure], li
     if not agents and failures:
         _close(agents)
         raise refused[0] if refused else AgentError("; ".join(f.text for f in failures))
-    return _with_unique_keys(agents), failures, notes
+    return _with_unique_keys(agents), failures
 
 
 def _greet(targets: Sequence[Target]) -> tuple[list[Failure], list[str]]:
