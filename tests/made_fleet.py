@@ -18,7 +18,7 @@ from topobench.db.engine import writing
 from topobench.db.keys import insert_id
 from topobench.db.prices import Price, add_price
 from topobench.db.store import Store
-from topobench.reading import Cell, Reason, ReasonCode, Run, Scalar, Status
+from topobench.reading import Better, Cell, Reason, ReasonCode, Run, Scalar, Status
 
 MIB = 1 << 20
 NOW = "2026-11-04T01:00:00Z"
@@ -33,6 +33,19 @@ RINGS = {
     "best": (99e9, 101e9, 98e9, 99e9, 99e9, 99e9),
 }
 """Bus bandwidth by ring, one value a process."""
+WALL = {
+    "none": (0.100, 0.104, 0.098, 0.102, 0.096, 0.100),
+    "local": (0.098, 0.099, 0.098, 0.099, 0.098, 0.100),
+    "spread": (0.101, 0.103, 0.102, 0.104, 0.103, 0.102),
+}
+"""Seconds of a prefill of 2048 tokens by the host's clock, by binding, one value a process."""
+PROMPTS = {
+    ("bf16", 512): (9_000.0, 0.004),
+    ("bf16", 2048): (24_000.0, 0.004),
+    ("bf16", 4096): (25_000.0, 0.004),
+    ("fp8", 2048): (36_000.0, 0.05),
+}
+"""Precision and tokens -> tokens per second and numeric error."""
 
 
 def copy_speed(key: str, day: int = 2) -> float:
@@ -58,10 +71,11 @@ def governor(key: str) -> str:
 
 
 def fill(store: Store) -> dict[str, str]:
-    """Store the fleet; returns the UUIDs of its sweeps: ``first``, ``second``, ``rings``."""
+    """Store the fleet; returns the UUIDs of its sweeps: first, second, rings, prefill."""
     made = {
         "first": _night(store, 2),
         "rings": _rings(store),
+        "prefill": _prefill(store),
         "second": _night(store, 3),
     }
     _judge(store)
@@ -226,6 +240,39 @@ def _rings(store: Store) -> str:
         store.put_run(_run(made, reading(value, metric=BUSBW), key="h01", day=2, second=60))
     store.end_sweep(sweep, "done", ended_at=at(600))
     return sweep
+
+
+def _prefill(store: Store) -> str:
+    """Six blocks of three bindings, and prompts of several lengths and precisions."""
+    planned: list[tuple[Cell, Any]] = []
+    for binding, seconds in WALL.items():
+        for block, value in enumerate(seconds):
+            made = _prompt("bf16", 2048, mode="eager", binding=binding, process_no=block)
+            found = (_better(reading(value, metric="prefill_wall_seconds")),)
+            planned.append((dataclasses.replace(made, block=block), found))
+    for (dtype, tokens), (rate, error) in PROMPTS.items():
+        found = (
+            reading(rate, metric="tokens_per_second"),
+            reading(tokens / rate, metric="prefill_device_seconds"),
+            reading(error, metric="error_ratio"),
+        )
+        planned.append((_prompt(dtype, tokens, mode="graph"), found))
+    cells = [c for c, _ in planned]
+    sweep = begin(store, *cells, hosts=_hosts(OLD, ["h01"]), day=2, profile="full", tag="prefill")
+    for made, readings in planned:
+        store.put_run(_run(made, *readings, key="h01", day=2, second=120))
+    store.end_sweep(sweep, "done", ended_at=at(600))
+    return sweep
+
+
+def _better(found: Any) -> Any:
+    return dataclasses.replace(found, better=Better.LOWER)
+
+
+def _prompt(dtype: str, tokens: int, *, mode: str, **more: Any) -> Cell:
+    params: dict[str, Scalar] = {"sequence": tokens, "batch": 1, "shape": "llama3-8b"}
+    params |= {"dtype": dtype, "mode": mode}
+    return cell(host="h01", probe="prefill", params=params, devices=["h01-GPU-0"], **more)
 
 
 def _judge(store: Store) -> None:

@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from made_fleet import BUSBW, DAY, HOSTS, MIB, NEW, OLD, RINGS, copy_speed, launch_seconds
+from made_fleet import (
+    BUSBW,
+    DAY,
+    HOSTS,
+    MIB,
+    NEW,
+    OLD,
+    RINGS,
+    WALL,
+    copy_speed,
+    launch_seconds,
+)
 from querying import Fleet, Rows, pick
 from storing import begin, cell, host, reading, run
 from topobench.db import schema
@@ -175,6 +186,59 @@ def test_knees_count_those_who_have_none(fleet: Fleet) -> None:
     assert (row["ci_lo"], row["ci_hi"], row["ci_level"]) == (2048.0, 8192.0, "within")
 
 
+def test_bindings_stand_side_by_side_with_mean_and_spread(fleet: Fleet) -> None:
+    rows = {r["binding"]: r for r in fleet.ask("bindings", metric="prefill_wall_seconds")}
+    assert set(rows) == set(WALL)
+    for binding, row in rows.items():
+        seconds = WALL[binding]
+        assert (row["n_processes"], row["n"], row["ci_level"]) == (6, 6, "between")
+        assert row["mean"] == near(statistics.fmean(seconds))
+        assert row["median"] == near(statistics.median(seconds))
+        assert (row["ci_lo"], row["ci_hi"]) == (near(min(seconds)), near(max(seconds)))
+        assert row["std"] == near(statistics.stdev(seconds))
+    free = statistics.variance(WALL["none"])
+    assert rows["spread"]["variance_ratio"] == near(statistics.variance(WALL["spread"]) / free)
+    assert (rows["none"]["variance_ratio"], rows["none"]["effect_ratio"]) == (None, None)
+    assert rows["local"]["effect_ratio"] == near(1 - 0.0985 / 0.100)
+    assert rows["spread"]["effect_ratio"] < 0
+
+
+def test_one_process_has_no_spread(fleet: Fleet) -> None:
+    (row,) = fleet.ask("bindings", metric="power_watts", host="h01")
+    assert (row["n_processes"], row["mean"], row["ci_level"]) == (1, 500.0, "within")
+    assert (row["std"], row["variance_ratio"]) == (None, None)
+
+
+def test_prefill_by_length_follows_one_curve(fleet: Fleet) -> None:
+    """Another way of running is another curve, as the older prompt of 8192 tokens is."""
+    rows = fleet.ask("prefill-by-length")
+    columns = ("dtype", "seq_len", "tokens_per_second", "of_best_ratio")
+    assert pick(rows, *columns) == [
+        ("bf16", 512, 9_000.0, near(9 / 25)),
+        ("bf16", 2048, 24_000.0, near(24 / 25)),
+        ("bf16", 4096, 25_000.0, 1.0),
+        ("bf16", 8192, 20_000.0, 1.0),
+        ("fp8", 2048, 36_000.0, 1.0),
+    ]
+    assert rows[0]["device_seconds"] == near(512 / 9000)
+    assert (rows[0]["tokens_per_second_ci_lo"], rows[0]["ci_level"]) == (near(8910.0), "within")
+
+
+def test_precisions_stand_beside_what_they_get_wrong(fleet: Fleet) -> None:
+    rows = {(r["seq_len"], r["dtype"]): r for r in fleet.ask("prefill-by-precision")}
+    quick = rows[2048, "fp8"]
+    assert (quick["speed_ratio"], quick["error_ratio"]) == (near(1.5), 0.05)
+    assert (rows[2048, "bf16"]["speed_ratio"], rows[2048, "bf16"]["error_ratio"]) == (1.0, 0.004)
+    against = fleet.ask("prefill-by-precision", reference="fp8")
+    assert sorted(pick(against, "seq_len", "dtype", "speed_ratio"), key=str) == [
+        (2048, "bf16", near(24 / 36)),
+        (2048, "fp8", 1.0),
+        (4096, "bf16", None),
+        (512, "bf16", None),
+        (8192, "bf16", None),
+    ]
+
+
 def test_the_largest_load_needs_three_good_windows_in_a_row(fleet: Fleet) -> None:
     """Eight in flight: one window failed, then three held; sixteen never held three."""
     (row,) = fleet.ask("slo")
@@ -262,7 +326,7 @@ def test_a_driver_is_held_against_hosts_that_kept_theirs(fleet: Fleet) -> None:
 
 
 def test_the_numa_tax_of_a_cluster_is_the_median_of_its_hosts(fleet: Fleet) -> None:
-    (row,) = fleet.ask("numa-tax-by-cluster")
+    (row,) = fleet.ask("numa-tax-by-cluster", probe="host_to_device")
     assert (row["binding"], row["n_hosts"], row["n"]) == ("remote", 12, 24)
     assert (row["tax_ratio"], row["ci_lo"], row["ci_hi"]) == (near(0.2), near(0.2), near(0.2))
     assert row["loss"] == near(0.2 * PEER_MEDIAN)

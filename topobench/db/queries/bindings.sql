@@ -1,0 +1,84 @@
+-- title: Bindings side by side
+-- answers: What do no binding, one NUMA node and spread memory give: mean, spread, variance?
+-- param host text = %: hosts whose name matches this LIKE pattern
+-- param probe text = prefill: probes whose name matches this LIKE pattern
+-- param metric text = %: metrics whose name matches this LIKE pattern
+-- param source text = probe: of whom; import:% for imported results, % for all
+-- param since time = 30d: only what was measured since
+-- param now moment = now: ages are counted up to here
+-- Of the processes of one sweep: mean, median with its interval, std (standard deviation; from
+-- two on). effect_ratio: median against that of binding none, below 0 = worse. variance_ratio:
+-- variance by that of binding none; both are NULL of none itself. What could have been seen at
+-- all: query numa-tax, mde_ratio.
+WITH RECURSIVE process AS (
+    SELECT
+        s.id AS series_id, s.latest_sweep_id AS sweep_id, d.metric_id, d.point, d.n, d.median,
+        d.ci_lo, d.ci_hi, r.started_unix_seconds,
+        row_number() OVER (
+            PARTITION BY s.id, d.metric_id, d.point ORDER BY d.median, d.run_id
+        ) AS place,
+        count(*) OVER (PARTITION BY s.id, d.metric_id, d.point) AS processes,
+        avg(d.median) OVER (PARTITION BY s.id, d.metric_id, d.point) AS mean
+    FROM series s
+    JOIN probe_case pc ON pc.id = s.case_id
+    JOIN run r ON r.series_id = s.id AND r.sweep_id = s.latest_sweep_id
+    JOIN reading d ON d.run_id = r.id
+    WHERE r.status IN ('ok', 'partial') AND d.median IS NOT NULL AND d.rank IS NULL
+        AND pc.probe LIKE :probe AND s.latest_at >= :since AND s.source LIKE :source
+), pooled AS (
+    SELECT
+        series_id, sweep_id, metric_id, point, processes, mean, sum(n) AS n,
+        avg(CASE WHEN 2 * place BETWEEN processes AND processes + 2 THEN median END) AS median,
+        min(median) AS lowest, max(median) AS highest,
+        CASE WHEN processes = 1 THEN max(ci_lo) WHEN processes >= 6 THEN min(median) END AS ci_lo,
+        CASE WHEN processes = 1 THEN max(ci_hi) WHEN processes >= 6 THEN max(median) END AS ci_hi,
+        CASE WHEN processes > 1
+            THEN sum((median - mean) * (median - mean)) / (processes - 1) END AS variance,
+        min(started_unix_seconds) AS oldest
+    FROM process
+    GROUP BY series_id, sweep_id, metric_id, point, processes, mean
+), root AS (
+    SELECT series_id, metric_id, point, variance, highest - lowest AS std, 0 AS step
+    FROM pooled
+    WHERE variance > 0 AND highest > lowest
+    UNION ALL
+    SELECT series_id, metric_id, point, variance, (std + variance / std) / 2, step + 1
+    FROM root
+    WHERE step < 16
+), placed AS (
+    SELECT
+        p.*, s.host_id, s.case_id, s.device_set_id, s.n_ranks, s.n_hosts, s.source, s.synthetic,
+        a.binding, coalesce(a.ring, '') AS ring, a.env,
+        CASE WHEN p.variance = 0 THEN 0.0 ELSE root.std END AS std
+    FROM pooled p
+    JOIN series s ON s.id = p.series_id
+    JOIN arm a ON a.id = s.arm_id
+    LEFT JOIN root ON root.series_id = p.series_id AND root.metric_id = p.metric_id
+        AND root.point = p.point AND root.step = 16
+)
+SELECT
+    cl.name AS cluster, h.name AS host, ds.label AS devices, pc.probe, pc.model, pc.seq_len,
+    pc.batch, pc.dtype, pc.tp, pc.params, p.ring, m.name AS metric, m.unit, p.point, p.binding,
+    p.processes AS n_processes, p.n, p.mean, p.median, p.ci_lo, p.ci_hi,
+    CASE WHEN p.processes = 1 THEN 'within' WHEN p.processes >= 6 THEN 'between' END AS ci_level,
+    p.std, p.variance / nullif(free.variance, 0) AS variance_ratio,
+    CASE WHEN m.better <> 0
+        THEN m.better * (p.median - free.median) / nullif(free.median, 0) END AS effect_ratio,
+    p.lowest, p.highest, :now - p.oldest AS age_seconds, sw.uuid AS sweep, p.source, p.synthetic
+FROM placed p
+JOIN sweep sw ON sw.id = p.sweep_id
+JOIN host h ON h.id = p.host_id
+JOIN cluster cl ON cl.id = h.cluster_id
+JOIN probe_case pc ON pc.id = p.case_id
+JOIN device_set ds ON ds.id = p.device_set_id
+JOIN metric m ON m.id = p.metric_id
+LEFT JOIN placed free
+    ON free.binding = 'none' AND p.binding <> 'none' AND free.sweep_id = p.sweep_id AND free.host_id = p.host_id
+    AND free.case_id = p.case_id AND free.device_set_id = p.device_set_id
+    AND free.n_ranks = p.n_ranks AND free.n_hosts = p.n_hosts AND free.source = p.source
+    AND free.synthetic = p.synthetic AND free.ring = p.ring AND free.env = p.env
+    AND free.metric_id = p.metric_id AND free.point = p.point
+WHERE m.name LIKE :metric AND h.name LIKE :host
+ORDER BY
+    cl.name, h.name, pc.probe, ds.label, pc.model, pc.batch, pc.dtype, pc.seq_len, pc.params,
+    p.ring, m.name, p.point, p.binding
