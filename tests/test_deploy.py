@@ -106,6 +106,40 @@ def test_promtool_accepts_the_alerts_and_they_fire_when_they_should() -> None:
     run("promtool", "test", "rules", "deploy/prometheus/alerts.test.yaml")
 
 
+def test_promtool_understands_the_expressions_of_the_panels(tmp_path: Path) -> None:
+    """A host of DCGM's exporter, named in full or not, meets the same host of ours."""
+    asked = [t["expr"] for p in GRAFANA["panels"] for t in p["targets"] if "expr" in t]
+    asked = [x.replace("$cluster", ".*").replace("$host", ".*") for x in asked]
+    rules = [{"record": f"panel:{n}", "expr": x} for n, x in enumerate(asked)]
+    (tmp_path / "panels.yaml").write_text(
+        json.dumps({"groups": [{"name": "panels", "rules": rules}]})
+    )
+    verdict, heat = (x for x in asked if "label_replace" in x)
+    ours = 'topobench_host_verdict_level{cluster="lab", host="h07.lab.example", synthetic="0"}'
+    theirs = 'DCGM_FI_DEV_GPU_TEMP{Hostname="h07", gpu="0", UUID="GPU-1"}'
+    joined = {"expr": f"({heat}) and on (host) ({verdict}) == 5", "eval_time": "0m"}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": ours, "values": "5"}, {"series": theirs, "values": "84"}],
+        "promql_expr_test": [
+            {**joined, "exp_samples": [{"labels": '{host="h07"}', "value": 84}]},
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(
+        json.dumps({"rule_files": ["panels.yaml"], "tests": [test]})
+    )
+    run("promtool", "check", "rules", str(tmp_path / "panels.yaml"))
+    run("promtool", "test", "rules", str(tmp_path / "test.yaml"))
+
+
+def test_the_dashboard_has_a_p95_and_a_grid_of_hosts_and_nights() -> None:
+    titles = {p["title"]: p["type"] for p in GRAFANA["panels"]}
+    assert [t for title, t in titles.items() if title.startswith("P95")] == ["table"]
+    grids = [t for title, t in titles.items() if "night" in title]
+    assert sorted(grids) == ["heatmap", "status-history"]
+    assert len({p["id"] for p in GRAFANA["panels"]}) == len(GRAFANA["panels"])
+
+
 def test_alerts_and_panels_ask_for_metrics_that_exist(tmp_path: Path) -> None:
     text = (DEPLOY / "prometheus/alerts.yaml").read_text() + json.dumps(GRAFANA)
     asked = set(re.findall(r"\b(topobench_\w+?)(?:\{|\b)(?=[^\w])", text)) - {"topobench_write"}
@@ -122,7 +156,7 @@ def test_alerts_and_panels_ask_for_metrics_that_exist(tmp_path: Path) -> None:
 @pytest.mark.postgres
 def test_postgresql_understands_the_panels(postgres_url: str) -> None:
     asked = [t["rawSql"] for p in GRAFANA["panels"] for t in p["targets"] if "rawSql" in t]
-    assert len(asked) == 2
+    assert len(asked) == 2, "P95 and the heat map"
     with Store.open(postgres_url) as store, store.engine.connect() as connection:
         for text in asked:
             plain = re.sub(r"\$__timeFilter\(\w+\)", "true", text.replace("$cluster", "'lab'"))

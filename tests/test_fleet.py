@@ -23,10 +23,12 @@ from topobench.agents.host_lock import HostLock
 from topobench.db import schedules
 from topobench.db.schedules import State
 from topobench.db.store import Store
-from topobench.errors import ConfigError
+from topobench.errors import ConfigError, TopobenchError
 from topobench.fleet_news import changes, judged
 from topobench.fleet_sweeps import Ran, exit_code, is_due
 from topobench.fleet_times import Times, jitter, parse_cron, parse_quiet, parse_zone
+from topobench.web import metrics
+from topobench.web.site import Site
 
 UTC = datetime.UTC
 BERLIN = Times("30 2 * * *", "Europe/Berlin")
@@ -309,9 +311,54 @@ def test_what_is_due_is_swept_once_and_a_held_host_refuses_it(tmp_path: Path) ->
     assert ran["verdict"] == document["exit_code"] == first.returncode
     assert ran["is_news"], "it was refused before and is not now"
     assert job.rows("SELECT trigger FROM sweep") == [("cron",)]
-    again = job.run(*due, "--check")
+    again = job.run(*due, "--check", "--textfile", "topobench.prom")
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
     assert len(job.sweeps()) == 1
+    lines = (tmp_path / "topobench.prom").read_text().splitlines()
+    code = f"{float(ran['exit_code'])}"
+    assert f'topobench_schedule_exit_code{{cluster="lab",schedule="now"}} {code}' in lines, lines
+    assert [p.name for p in tmp_path.glob("*.prom*")] == ["topobench.prom"]
+
+
+def test_a_text_file_has_the_metrics_of_every_store_of_a_fleet(tmp_path: Path) -> None:
+    """A store that is away is told and costs none of the others; a host told twice is one."""
+    urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two")]
+    for number, url in enumerate(urls):
+        with Store.open(url) as store:
+            for name in ("nightly", f"only{number}"):
+                schedules.begin(store, "lab", name, due_at=None)
+                schedules.end(
+                    *(store, "lab", name),
+                    exit_code=number, sweep=None, message=None, findings={},
+                )  # fmt: skip
+    target = tmp_path / "topobench.prom"
+    sites = [Site(url) for url in (*urls, f"sqlite:///{tmp_path}/away.db")]
+    for some, up in ((sites[:2], "1.0"), (sites, "0.0")):
+        metrics.write_textfile(some, target)
+        lines = target.read_text().splitlines()
+        codes = [x for x in lines if x.startswith("topobench_schedule_exit_code")]
+        assert codes == [
+            'topobench_schedule_exit_code{cluster="lab",schedule="nightly"} 0.0',
+            'topobench_schedule_exit_code{cluster="lab",schedule="only0"} 0.0',
+            'topobench_schedule_exit_code{cluster="lab",schedule="only1"} 1.0',
+        ]
+        assert f"topobench_store_up {up}" in lines
+    with pytest.raises(TopobenchError, match=r"cannot write .*No such file"):
+        metrics.write_textfile(sites[:1], tmp_path / "none" / "x.prom")
+    alone = metrics.exposition(sites[0]).decode()
+    for site in sites:
+        site.close()
+    named = [x for x in alone.splitlines() if x.startswith("# TYPE")]
+    assert [x for x in lines if x.startswith("# TYPE")] == named
+
+
+def test_a_text_file_that_could_not_be_written_is_refused_before_the_night(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, "{name: lab}", "0 0 29 2 *")
+    target = str(tmp_path / "none/x.prom")
+    assert cli.main(["sweep", "--fleet", str(file), "--textfile", target]) == 2
+    assert "its folder must exist and be writable" in capsys.readouterr().err
 
 
 def test_two_looks_at_a_fleet_do_not_run_at_once(

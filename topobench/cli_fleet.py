@@ -32,6 +32,10 @@ def sweep(
     trigger: Annotated[
         Trigger, typer.Option("--trigger", help="cron prints only what is new or cleared.")
     ] = Trigger.MANUAL,
+    textfile: Annotated[
+        Path | None,
+        typer.Option("--textfile", metavar="FILE", help="Write the metrics there at the end."),
+    ] = None,
     output: FormatOption = Format.TABLE,
 ) -> int:
     """
@@ -43,6 +47,7 @@ def sweep(
     Examples:
       topobench sweep --fleet fleet.yaml --due --check --trigger cron
       topobench sweep --fleet fleet.yaml --only lab/nightly
+      topobench sweep --fleet fleet.yaml --due --textfile /var/lib/node_exporter/topobench.prom
     Exit: as probe; with --check: 0 ok, 1 degraded, 2 fail, 3 anything else.
     """
     from topobench import fleet_sweeps
@@ -51,9 +56,18 @@ def sweep(
     console = None if quiet else stderr_console()
     with stdout_kept_clean():
         outcome = fleet_sweeps.sweep(
-            fleet, due=due, check=check, only=only, trigger=trigger.value, console=console
+            fleet,
+            due=due,
+            check=check,
+            only=only,
+            trigger=trigger.value,
+            console=console,
+            textfile=textfile,
         )
-    return emit("sweep", outcome, output.value, silent=quiet and not outcome.data["is_news"])
+    silent = quiet and not outcome.data["is_news"]
+    for warning in () if silent else outcome.warnings:
+        print(f"topobench: {warning}", file=sys.stderr)
+    return emit("sweep", outcome, output.value, silent=silent)
 
 
 def daemon(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import importlib.util
 import os
+import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from topobench import commands, fleet, fleet_news, judging
 from topobench.commands import Outcome
 from topobench.errors import RefusedError, SchemaTooNew, StoreError, TopobenchError, UsageError
-from topobench.fleet import Schedule
+from topobench.fleet import Fleet, Schedule
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,6 +82,7 @@ def sweep(
     only: str | None,
     trigger: str,
     console: Console | None,
+    textfile: Path | None = None,
 ) -> Outcome:
     """
     Sweep the clusters of a fleet; a cluster that cannot be swept leaves the others alone.
@@ -91,13 +94,17 @@ def sweep(
         only: ``CLUSTER`` or ``CLUSTER/SCHEDULE``, with commas; None for all.
         trigger: ``cron``: only news is drawn.
         console: Where progress goes; None for none.
+        textfile: Where the metrics of all stores go at the end, for Prometheus.
 
     Raises:
         ConfigError: The file, or one it names, is wrong.
+        UsageError: There is no folder for the text file, or a package is missing.
         RefusedError: Another ``sweep --due`` of this fleet is under way (silent for cron).
     """
     wanted = fleet.load(path)
     schedules = fleet.chosen(wanted, only)
+    if textfile is not None:
+        _check_textfile(textfile)
     quiet = trigger == "cron"
     ran: list[Ran] = []
     try:
@@ -112,7 +119,37 @@ def sweep(
         if not quiet:
             raise
         return _outcome(wanted.name, [], check=check, quiet=True, status=str(error))
-    return _outcome(wanted.name, ran, check=check, quiet=quiet)
+    outcome = _outcome(wanted.name, ran, check=check, quiet=quiet)
+    told = [] if textfile is None else _write_metrics(wanted, textfile)
+    return replace(outcome, warnings=(*outcome.warnings, *told))
+
+
+def _check_textfile(path: Path) -> None:
+    """Refuse what could not be written after a night of measuring."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise UsageError(
+            f"--textfile needs the package prometheus-client: {sys.executable} -m pip install "
+            "'topobench[web]'"
+        )
+    if not os.access(path.parent, os.W_OK | os.X_OK) or path.is_dir():
+        raise UsageError(f"--textfile {path}: its folder must exist and be writable")
+
+
+def _write_metrics(wanted: Fleet, path: Path) -> list[str]:
+    """The metrics of every store of a fleet; a warning if they could not be written."""
+    from topobench.web import metrics
+    from topobench.web.site import Site
+
+    urls = dict.fromkeys([wanted.store, *(s.config.store for s in wanted.schedules)])
+    sites = [Site(url) for url in urls]
+    try:
+        metrics.write_textfile(sites, path)
+    except TopobenchError as error:
+        return [f"{error}; the metrics there stay as they were"]
+    finally:
+        for site in sites:
+            site.close()
+    return []
 
 
 class _UnderWay(RefusedError):

@@ -72,9 +72,7 @@ def choose(
             missing.append(Failure(wanted.address, text))
         else:
             env = {**base.env, **wanted.env}
-            settled = replace(
-                wanted, env=env, lock=base.lock, idle=base.idle, health=base.health
-            )
+            settled = replace(wanted, env=env, lock=base.lock, idle=base.idle, health=base.health)
             targets[found[0]["NodeID"]] = _target(found[0], settled)
     return list(targets.values()), missing
 

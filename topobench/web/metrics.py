@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest, write_to_textfile
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from topobench import __version__
-from topobench.errors import StoreError
+from topobench.errors import StoreError, TopobenchError
 from topobench.verdict_words import SEVERITY, Level
 
 if TYPE_CHECKING:
+    from topobench.db.store import Store
     from topobench.web.site import Site
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -24,16 +26,33 @@ VALUES = {level.value: value for level, value in SEVERITY.items()}
 
 def exposition(site: Site) -> bytes:
     """All metrics, read from the store now."""
+    return generate_latest(_registry([site]))
+
+
+def write_textfile(sites: Sequence[Site], path: Path) -> None:
+    """
+    Write the same metrics of several stores as a file, never seen half written.
+
+    Raises:
+        TopobenchError: It cannot be written.
+    """
+    try:
+        write_to_textfile(str(path), _registry(sites))
+    except OSError as error:
+        raise TopobenchError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _registry(sites: Sequence[Site]) -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Fleet(site))
-    return generate_latest(registry)
+    registry.register(_Fleet(sites))
+    return registry
 
 
 class _Fleet(Collector):
     """No counters of this process: everything is a gauge of what is stored."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self._sites = sites
 
     def describe(self) -> list[Metric]:
         """Nothing: names are told when they are asked for."""
@@ -42,93 +61,107 @@ class _Fleet(Collector):
     def collect(self) -> Iterator[Metric]:
         """The gauges; of a store that is away, only that it is."""
         yield _single("topobench_build_info", "Version of topobench", {"version": __version__}, 1)
-        try:
-            found = list(self._of_store())
-        except StoreError as error:
-            self._site.lost(error)
-            yield _single("topobench_store_up", "Whether the store can be read", {}, 0)
-            return
-        yield _single("topobench_store_up", "Whether the store can be read", {}, 1)
-        yield from found
+        found: list[Metric] = []
+        up = 1
+        for site in self._sites:
+            try:
+                found += list(_of_store(site.store()))
+            except StoreError as error:
+                site.lost(error)
+                up = 0
+        yield _single("topobench_store_up", "Whether the store can be read", {}, up)
+        yield from _merged(found)
 
-    def _of_store(self) -> Iterator[Metric]:
-        from topobench.db import look
 
-        store = self._site.store()
-        hosts = look.fleet(store)
-        measured = GaugeMetricFamily(
-            "topobench_host_last_measured_timestamp_seconds",
-            "When a host was last measured, since 1970; alert on its age",
-            labels=["cluster", "host", "synthetic"],
-        )
-        verdict = GaugeMetricFamily(
-            "topobench_host_verdict_level",
-            "Newest verdict: 0 unknown, 1 learning, 2 ok, 3 watch, 4 degraded, 5 fail",
-            labels=["cluster", "host", "synthetic"],
-        )
-        totals = GaugeMetricFamily(
-            "topobench_hosts", "Hosts by newest verdict", labels=["cluster", "verdict"]
-        )
-        shared = Counter((h["cluster"], h["name"]) for h in hosts)
-        for host in hosts:
-            name = host["name"]
-            if shared[host["cluster"], name] > 1:  # two hosts of one name stay two series
-                name = f"{name} ({host['key']})"
-            labels = [host["cluster"], name, str(int(host["synthetic"]))]
-            if host["measured_unix_seconds"] is not None:
-                measured.add_metric(labels, host["measured_unix_seconds"])
-            if host["level"] is not None:
-                verdict.add_metric(labels, VALUES[host["level"]])
-        counts = Counter((h["cluster"], h["level"] or "not_judged") for h in hosts)
-        levels = [*(level.value for level in Level), "not_judged"]
-        for cluster in sorted({h["cluster"] for h in hosts}):
-            for level in levels:
-                totals.add_metric([cluster, level], counts[cluster, level])
-        yield from (measured, verdict, totals)
-        yield from self._sweeps()
-        yield from self._schedules()
+def _of_store(store: Store) -> Iterator[Metric]:
+    from topobench.db import look
 
-    def _sweeps(self) -> Iterator[Metric]:
-        """The newest sweep of each cluster: when it began, and its cells by status."""
-        from topobench.db import look
+    hosts = look.fleet(store)
+    measured = GaugeMetricFamily(
+        "topobench_host_last_measured_timestamp_seconds",
+        "When a host was last measured, since 1970; alert on its age",
+        labels=["cluster", "host", "synthetic"],
+    )
+    verdict = GaugeMetricFamily(
+        "topobench_host_verdict_level",
+        "Newest verdict: 0 unknown, 1 learning, 2 ok, 3 watch, 4 degraded, 5 fail",
+        labels=["cluster", "host", "synthetic"],
+    )
+    totals = GaugeMetricFamily(
+        "topobench_hosts", "Hosts by newest verdict", labels=["cluster", "verdict"]
+    )
+    shared = Counter((h["cluster"], h["name"]) for h in hosts)
+    for host in hosts:
+        name = host["name"]
+        if shared[host["cluster"], name] > 1:  # two hosts of one name stay two series
+            name = f"{name} ({host['key']})"
+        labels = [host["cluster"], name, str(int(host["synthetic"]))]
+        if host["measured_unix_seconds"] is not None:
+            measured.add_metric(labels, host["measured_unix_seconds"])
+        if host["level"] is not None:
+            verdict.add_metric(labels, VALUES[host["level"]])
+    counts = Counter((h["cluster"], h["level"] or "not_judged") for h in hosts)
+    levels = [*(level.value for level in Level), "not_judged"]
+    for cluster in sorted({h["cluster"] for h in hosts}):
+        for level in levels:
+            totals.add_metric([cluster, level], counts[cluster, level])
+    yield from (measured, verdict, totals)
+    yield from _sweeps(store)
+    yield from _schedules(store)
 
-        store = self._site.store()
-        started = GaugeMetricFamily(
-            "topobench_sweep_started_timestamp_seconds",
-            "When the newest sweep of a cluster began, since 1970",
-            labels=["cluster", "status"],
-        )
-        cells = GaugeMetricFamily(
-            "topobench_sweep_cells",
-            "Cells of the newest sweep of a cluster",
-            labels=["cluster", "status"],
-        )
-        for sweep in look.newest_sweeps(store):
-            started.add_metric([sweep["cluster"], sweep["status"]], sweep["started_unix_seconds"])
-            for status, number in sorted(sweep["counts"].items()):
-                cells.add_metric([sweep["cluster"], status], number)
-        yield from (started, cells)
 
-    def _schedules(self) -> Iterator[Metric]:
-        """When each schedule of a fleet was last tried, and what that gave."""
-        from topobench.db import schedules
+def _sweeps(store: Store) -> Iterator[Metric]:
+    """The newest sweep of each cluster: when it began, and its cells by status."""
+    from topobench.db import look
 
-        tried = GaugeMetricFamily(
-            "topobench_schedule_last_try_timestamp_seconds",
-            "When a schedule was last tried, since 1970; alert on its age",
-            labels=["cluster", "schedule"],
-        )
-        codes = GaugeMetricFamily(
-            "topobench_schedule_exit_code",
-            "Exit code of the last try that ended, as of topobench probe",
-            labels=["cluster", "schedule"],
-        )
-        for state in schedules.every(self._site.store()):
-            labels = [state.cluster, state.schedule]
-            tried.add_metric(labels, state.tried_at.timestamp())
-            if state.exit_code is not None:
-                codes.add_metric(labels, state.exit_code)
-        yield from (tried, codes)
+    started = GaugeMetricFamily(
+        "topobench_sweep_started_timestamp_seconds",
+        "When the newest sweep of a cluster began, since 1970",
+        labels=["cluster", "status"],
+    )
+    cells = GaugeMetricFamily(
+        "topobench_sweep_cells",
+        "Cells of the newest sweep of a cluster",
+        labels=["cluster", "status"],
+    )
+    for sweep in look.newest_sweeps(store):
+        started.add_metric([sweep["cluster"], sweep["status"]], sweep["started_unix_seconds"])
+        for status, number in sorted(sweep["counts"].items()):
+            cells.add_metric([sweep["cluster"], status], number)
+    yield from (started, cells)
+
+
+def _schedules(store: Store) -> Iterator[Metric]:
+    """When each schedule of a fleet was last tried, and what that gave."""
+    from topobench.db import schedules
+
+    tried = GaugeMetricFamily(
+        "topobench_schedule_last_try_timestamp_seconds",
+        "When a schedule was last tried, since 1970; alert on its age",
+        labels=["cluster", "schedule"],
+    )
+    codes = GaugeMetricFamily(
+        "topobench_schedule_exit_code",
+        "Exit code of the last try that ended, as of topobench probe",
+        labels=["cluster", "schedule"],
+    )
+    for state in schedules.every(store):
+        labels = [state.cluster, state.schedule]
+        tried.add_metric(labels, state.tried_at.timestamp())
+        if state.exit_code is not None:
+            codes.add_metric(labels, state.exit_code)
+    yield from (tried, codes)
+
+
+def _merged(metrics: Iterable[Metric]) -> Iterable[Metric]:
+    """Each name once; of two stores that tell of the same host the first counts."""
+    found: dict[str, Metric] = {}
+    for metric in metrics:
+        known = found.setdefault(metric.name, metric)
+        if known is not metric:
+            told = {tuple(sample.labels.items()) for sample in known.samples}
+            known.samples += [s for s in metric.samples if tuple(s.labels.items()) not in told]
+    return found.values()
 
 
 def _single(name: str, help_text: str, labels: dict[str, str], value: float) -> Metric:
