@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from topobench.errors import ProbeError
@@ -96,7 +98,7 @@ def run_gang(
     Run cases in turn in real processes, one a rank; the results by rank.
 
     Args:
-        probe: Its class; the number of ranks is given to all-reduce.
+        probe: Its class; the number of ranks is given to those that have it as a parameter.
         fault: Of the last rank; see :func:`_break`.
     """
     addresses, results = SERVER.Queue(), SERVER.Queue()
@@ -114,7 +116,7 @@ def run_gang(
     expected = ranks - (fault == "dies")
     try:
         while len(found) < expected:
-            rank, outcomes, told = results.get(timeout=GANG_SECONDS)
+            rank, outcomes, told = _next_result(results, workers)
             found[rank] = outcomes, Listener(*told)
         for worker in workers:
             worker.join(GANG_SECONDS)
@@ -124,6 +126,18 @@ def run_gang(
         for worker in workers:
             worker.kill()
     return [RankResult(*found.get(r, ([], Listener())), workers[r].exitcode) for r in range(ranks)]
+
+
+def _next_result(results: Any, workers: Sequence[Any]) -> Any:
+    """What the next rank gave; ``queue.Empty`` if none comes, at once if all have ended."""
+    deadline = time.monotonic() + GANG_SECONDS
+    while time.monotonic() < deadline:
+        running = any(worker.is_alive() for worker in workers)
+        with contextlib.suppress(queue.Empty):
+            return results.get(timeout=1.0)
+        if not running:
+            break
+    raise queue.Empty
 
 
 def _rank(
@@ -155,8 +169,9 @@ def _rank(
     if fault and rank == ranks - 1:
         _break(fault)
     outcomes: list[Any] = []
+    given = {"ranks": ranks} if "ranks" in {f.name for f in fields(probe)} else {}
     for case in cases:
-        made = probe(**{"ranks": ranks, **case})
+        made = probe(**{**given, **case})
         try:
             outcomes.append(to_json(measure(made, context)))
         except ProbeError as error:

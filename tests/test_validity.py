@@ -195,6 +195,29 @@ def test_stolen_cpu_time(share: float, seconds: float, expected: list[Any]) -> N
     assert codes(host(steal_ratio=share, steal_seconds=seconds)) == expected
 
 
+@pytest.mark.parametrize(
+    ("probe", "params", "env", "status"),
+    [
+        ("gemm", {}, {}, None),
+        ("all_reduce", {"backend": "nccl", "hosts": "one"}, {}, None),
+        ("all_reduce", {"backend": "nccl", "hosts": "all"}, {}, Status.INVALID),
+        ("all_reduce", {"backend": "nccl"}, {"NCCL_P2P_DISABLE": "1"}, Status.INVALID),
+        ("all_reduce", {"backend": "gloo"}, {}, Status.INVALID),
+        ("host_to_device", {}, {}, Status.INVALID),
+    ],
+)
+def test_stolen_cpus_spoil_no_time_that_a_gpu_took_by_itself(
+    probe: str, params: dict[str, Any], env: dict[str, str], status: Status | None
+) -> None:
+    base = cell(probe)
+    arm = replace(base.arm, env=env)
+    chosen = replace(base, case=replace(base.case, params=params), arm=arm)
+    stolen = host(steal_ratio=0.12, steal_seconds=0.5)
+    (finding,) = validity.findings(stolen, chosen, NOWHERE)
+    assert finding.status is status
+    assert finding.code == ("busy" if status else "steal")
+
+
 def test_threads_that_a_control_group_held_back_make_a_run_invalid() -> None:
     held = host(quota_cpus=1.5, counted={"throttled_seconds": 0.4})
     assert codes(held) == [("throttled", True)]

@@ -23,6 +23,10 @@ POWER_BOUND = frozenset({"gemm", "prefill", "decode", "serving"})
 """Probes whose steady state is the power limit: there the cap is a fact, not a fault."""
 UNTIMED_PROOFS = frozenset({"locality_ratio"})
 """Metrics that no throttling can change."""
+GPU_TIMED = frozenset({"device_memory", "gemm"})
+"""Probes whose every time lies between two marks in a GPU's own queue, filled beforehand."""
+HOST_STAGED = ("NCCL_P2P_", "NCCL_SHM_")
+"""Settings by which NCCL may leave the direct way and need threads of the host."""
 STEAL_WARNED, STEAL_INVALID = 0.02, 0.10
 """Share of the CPUs' time that a hypervisor gave to others."""
 STEAL_LEAST_SECONDS = 0.1
@@ -85,7 +89,12 @@ def findings(conditions: Conditions, cell: Cell, topology: Topology) -> list[Fin
         found += _unseen_throttling(gpu, _name(topology, uuid), _harmful(gpu, cell))
     if host := conditions.get("host"):
         seconds = (conditions.get("monitor") or {}).get("seconds")
-        found += [*_steal(host), *_held_back(host, cell, seconds), *_load(host), *_clock(host)]
+        found += [
+            *_steal(host, cell),
+            *_held_back(host, cell, seconds),
+            *_load(host),
+            *_clock(host),
+        ]
         if cell.ranks > 1:
             found += _network(host, conditions.get("nics") or {})
     return sorted(found, key=lambda f: f.status is None)
@@ -239,15 +248,28 @@ def _load(host: Conditions) -> Iterator[Finding]:
         yield Finding("host_busy", text)
 
 
-def _steal(host: Conditions) -> Iterator[Finding]:
+def _steal(host: Conditions, cell: Cell) -> Iterator[Finding]:
     share, seconds = host.get("steal_ratio", 0.0), host.get("steal_seconds", 0.0)
     if share < STEAL_WARNED or seconds < STEAL_LEAST_SECONDS:
         return
     text = f"the hypervisor gave {format_percent(share)} of the CPUs' time to others"
-    if share >= STEAL_INVALID:
+    if share >= STEAL_INVALID and not _gpu_timed(cell):
         yield Finding(ReasonCode.BUSY, f"{text} ({seconds:.2f} s)", Status.INVALID)
     else:
         yield Finding("steal", text)
+
+
+def _gpu_timed(cell: Cell) -> bool:
+    """
+    Whether no CPU takes part in what is timed, so that a CPU that was taken away changes nothing.
+
+    A queue that the host filled too late is noticed and not counted, whatever held it up.
+    """
+    if cell.case.probe in GPU_TIMED:
+        return True
+    params = cell.case.params
+    on_one_host = params.get("backend") == "nccl" and params.get("hosts", "one") == "one"
+    return on_one_host and not any(name.startswith(HOST_STAGED) for name in cell.arm.env)
 
 
 def _held_back(host: Conditions, cell: Cell, seconds: float | None) -> Iterator[Finding]:
