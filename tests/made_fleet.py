@@ -254,7 +254,7 @@ def _prefill(store: Store) -> str:
         found = (
             reading(rate, metric="tokens_per_second"),
             reading(tokens / rate, metric="prefill_device_seconds"),
-            reading(error, metric="error_ratio"),
+            reading(error, metric="relative_error_ratio"),
         )
         planned.append((_prompt(dtype, tokens, mode="graph"), found))
     cells = [c for c, _ in planned]

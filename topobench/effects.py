@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from topobench.comparison import Comparison, compare_paired
+from topobench.probes.metrics import ALGBW
 from topobench.reading import MEASURED, Better, Scalar
 
 Cell = Mapping[str, Any]
@@ -22,6 +23,9 @@ Pairs = Mapping[tuple[int, int], float]
 TOLERANCES = {"s": 0.05, "token/s": 0.02}
 """Largest relative change that does not matter, by unit; 3 % for others."""
 _TOLERANCE = 0.03
+HOST_PART = "host_part_seconds"
+"""Judged by arm only: of hosts or nights, a part that took longer says nothing."""
+_REFERENCES = ("none", "local")
 _NOT_RESULTS = frozenset({"locality_ratio"})
 
 
@@ -33,6 +37,7 @@ class Bench:
     Args:
         params: Of the case, sorted by name.
         devices: One GPU where all were measured at once and each has its part.
+        part: Of the host's own work, where its parts are timed apart; else empty.
         arms: Arm -> median of each process.
     """
 
@@ -44,6 +49,7 @@ class Bench:
     metric: str
     unit: str
     better: Better
+    part: str = ""
     arms: Mapping[str, Pairs] = field(default_factory=dict, compare=False)
 
     def median(self, arm: str) -> float:
@@ -53,6 +59,25 @@ class Bench:
     def param(self, name: str) -> Scalar:
         """The value of a parameter, None if the probe has none of that name."""
         return dict(self.params).get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class ArmEffect:
+    """
+    An arm against the reference on one bench.
+
+    Args:
+        arm: Its name without a ring: ``local``, ``none+p2p_off``.
+        reference: Whole name of what it is held against: ``none`` where that was measured,
+            else ``local``.
+        median: Of the arm.
+    """
+
+    bench: Bench
+    arm: str
+    reference: str
+    median: float
+    found: Comparison
 
 
 def benches(cells: Sequence[Cell]) -> list[Bench]:
@@ -70,6 +95,25 @@ def benches(cells: Sequence[Cell]) -> list[Bench]:
         for key, median in _readings(cell):
             found.setdefault(key, {}).setdefault(cell["arm"], {})[place] = median
     return [replace(b, arms=arms) for b, arms in found.items() if len(arms) > 1]
+
+
+def arm_effects(found: Sequence[Bench]) -> Iterator[ArmEffect]:
+    """Every arm against no binding, or else against ``local``, where blocks hold both."""
+    for bench in found:
+        bare = {bare_name(arm): arm for arm in bench.arms}
+        reference = next((bare[r] for r in _REFERENCES if r in bare), None)
+        if bench.metric == ALGBW.name or reference is None:  # algbw says what busbw says
+            continue
+        for arm, pairs in bench.arms.items():
+            if arm != reference and bench.arms[reference].keys() & pairs.keys():
+                effect = compared(bench, reference, arm)
+                yield ArmEffect(bench, bare_name(arm), reference, bench.median(arm), effect)
+
+
+def bare_name(arm: str) -> str:
+    """An arm without its ring: ``none``, ``none+p2p_off``."""
+    placed, plus, env = arm.partition("+")
+    return placed.partition("/")[0] + plus + env
 
 
 def compared(bench: Bench, reference: str, arm: str) -> Comparison:
@@ -91,24 +135,27 @@ def compared(bench: Bench, reference: str, arm: str) -> Comparison:
 
 
 def _readings(cell: Cell) -> Iterator[tuple[Bench, float]]:
-    """Where each number belongs: whole results, and parts of GPUs measured at once."""
+    """Where each number belongs: whole results, parts of GPUs at once, parts of host work."""
     params = tuple(sorted(cell["params"].items()))
     for reading in cell["readings"]:
         median, point = reading["median"], reading["point"]
-        wanted = not point or set(point) == {"device"}
-        if not wanted or not median or reading["metric"] in _NOT_RESULTS or not reading["better"]:
+        part = point.get("part") if reading["metric"] == HOST_PART else None
+        better = Better.LOWER if part else Better(reading["better"])
+        wanted = not point or set(point) == {"device"} or part
+        if not wanted or not median or reading["metric"] in _NOT_RESULTS or not better:
             continue
-        devices = (point["device"],) if point else tuple(cell["devices"])
+        device = point.get("device")
         yield (
             Bench(
                 host=cell["host"],
                 probe=cell["probe"],
                 params=params,
-                devices=devices,
+                devices=(device,) if device else tuple(cell["devices"]),
                 ranks=cell["ranks"],
                 metric=reading["metric"],
                 unit=reading["unit"],
-                better=Better(reading["better"]),
+                better=better,
+                part=part or "",
             ),
             median,
         )

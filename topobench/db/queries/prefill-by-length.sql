@@ -26,9 +26,9 @@ WITH measured AS (
         max(CASE WHEN metric = 'tokens_per_second' THEN ci_level END) AS ci_level,
         max(CASE WHEN metric = 'prefill_device_seconds' THEN median END) AS device_seconds,
         max(CASE WHEN metric = 'prefill_wall_seconds' THEN median END) AS wall_seconds,
-        max(CASE WHEN metric = 'host_ratio' THEN median END) AS host_ratio,
-        max(CASE WHEN metric = 'mfu_ratio' THEN median END) AS mfu_ratio,
-        max(CASE WHEN metric = 'kernel_launches_count' THEN median END) AS kernel_launches,
+        max(CASE WHEN metric = 'host_share_ratio' THEN median END) AS host_share_ratio,
+        max(CASE WHEN metric = 'mfu_measured_ratio' THEN median END) AS mfu_measured_ratio,
+        max(CASE WHEN metric = 'kernel_launch_count' THEN median END) AS kernel_launches,
         min(measured_unix_seconds) AS oldest
     FROM measured
     GROUP BY
@@ -38,8 +38,8 @@ WITH measured AS (
 SELECT
     cluster, host, devices, model, batch, dtype, tp, arm, seq_len, n_processes, n,
     median AS tokens_per_second, ci_lo AS tokens_per_second_ci_lo,
-    ci_hi AS tokens_per_second_ci_hi, ci_level, device_seconds, wall_seconds, host_ratio,
-    mfu_ratio, kernel_launches,
+    ci_hi AS tokens_per_second_ci_hi, ci_level, device_seconds, wall_seconds,
+    host_share_ratio, mfu_measured_ratio, kernel_launches,
     median / max(median) OVER (
         PARTITION BY cluster, host_key, devices, curve, arm, source, synthetic
     ) AS of_best_ratio,

@@ -7,7 +7,8 @@
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
 -- speed_ratio: tokens per second by those of the reference with all else equal, in one sweep.
--- error_ratio: size of the difference to float32 by the size of the result, over the whole model.
+-- relative_error_ratio: distance of the logits from those in float32, root mean square; of single
+-- modules: query latest with metric=relative_error_ratio.
 WITH measured AS (
     SELECT v.*, replace(params, '"dtype":"' || dtype || '"', '"dtype":*') AS rest
     FROM v_latest v
@@ -25,7 +26,7 @@ WITH measured AS (
         max(CASE WHEN metric = 'tokens_per_second' THEN ci_hi END) AS ci_hi,
         max(CASE WHEN metric = 'tokens_per_second' THEN ci_level END) AS ci_level,
         max(CASE WHEN metric = 'prefill_device_seconds' THEN median END) AS device_seconds,
-        max(CASE WHEN metric = 'error_ratio' THEN median END) AS error_ratio,
+        max(CASE WHEN metric = 'relative_error_ratio' THEN median END) AS relative_error_ratio,
         max(CASE WHEN metric = 'peak_allocated_bytes' THEN median END) AS peak_allocated_bytes,
         min(measured_unix_seconds) AS oldest
     FROM measured
@@ -37,7 +38,7 @@ SELECT
     p.cluster, p.host, p.devices, p.model, p.seq_len, p.batch, p.tp, p.arm, p.dtype,
     p.n_processes, p.n, p.median AS tokens_per_second, p.ci_lo AS tokens_per_second_ci_lo,
     p.ci_hi AS tokens_per_second_ci_hi, p.ci_level, p.median / other.median AS speed_ratio,
-    p.error_ratio, p.device_seconds, p.peak_allocated_bytes, p.params,
+    p.relative_error_ratio, p.device_seconds, p.peak_allocated_bytes, p.params,
     :now - p.oldest AS age_seconds, p.sweep, p.source, p.synthetic
 FROM precisions p
 LEFT JOIN precisions other

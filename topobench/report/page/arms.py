@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from topobench.comparison import Change, Comparison
-from topobench.effects import Bench, benches, compared
-from topobench.probes.metrics import ALGBW
+from topobench.effects import ArmEffect, Bench, arm_effects, bare_name, benches
 from topobench.report import figures
 from topobench.report.page import plots
 from topobench.report.page.parts import Figure, Head, Part, Table
@@ -20,25 +18,8 @@ MOST_LINES = 24
 """Lines of the figure: the cases that differ most."""
 _APART = 0.2
 """Between the arms of a line."""
-_REFERENCES = ("none", "local")
 _SIZES = 3
 _SYMBOLS = {Change.INCONCLUSIVE: "circle-open", Change.EQUIVALENT: "circle"}
-
-
-@dataclass(frozen=True, slots=True)
-class ArmEffect:
-    """
-    An arm against the reference on one bench.
-
-    Args:
-        arm: Name of its binding, and of its environment.
-    """
-
-    bench: Bench
-    arm: str
-    reference: str
-    median: float
-    found: Comparison
 
 
 def arms(name: str, cells: Sequence[Mapping[str, Any]], places: Places) -> Iterator[Part]:
@@ -56,23 +37,7 @@ def arms(name: str, cells: Sequence[Mapping[str, Any]], places: Places) -> Itera
 def _effects(cells: Sequence[Mapping[str, Any]]) -> Iterator[ArmEffect]:
     found = benches(cells)
     kept = _few_sizes(found)
-    for bench in found:
-        derived = bench.metric == ALGBW.name  # says what busbw says
-        if derived or bench.param("bytes") not in kept[_family(bench)]:
-            continue
-        bare = {_bare(arm): arm for arm in bench.arms}
-        reference = next((bare[r] for r in _REFERENCES if r in bare), None)
-        for arm in bench.arms:
-            both = reference and bench.arms[reference].keys() & bench.arms[arm].keys()
-            if reference and arm != reference and both:
-                effect = compared(bench, reference, arm)
-                yield ArmEffect(bench, _bare(arm), reference, bench.median(arm), effect)
-
-
-def _bare(arm: str) -> str:
-    """An arm without its ring: ``none``, ``none+p2p_off``."""
-    placed, plus, env = arm.partition("+")
-    return placed.partition("/")[0] + plus + env
+    return arm_effects([b for b in found if b.param("bytes") in kept[_family(b)]])
 
 
 def _few_sizes(found: Sequence[Bench]) -> dict[Any, set[Any]]:
@@ -133,7 +98,7 @@ def _figure(name: str, effects: Sequence[ArmEffect], places: Places) -> Figure:
 
 
 def _lead(effects: Sequence[ArmEffect], left: int) -> str:
-    references = " or ".join(dict.fromkeys(_bare(e.reference) for e in effects))
+    references = " or ".join(dict.fromkeys(bare_name(e.reference) for e in effects))
     text = (
         f"Each arm against arm {references} on the same devices, paired block by block; right is "
         "better. A point for each GPU or set of GPUs, bars are 95 % intervals over blocks."

@@ -1,0 +1,81 @@
+"""What bindings are worth, in the terminal report: effects, null results, what does not apply."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+import report_documents as documents
+from topobench.report.arms_text import arms_section
+
+GPU = documents.gpu_uuid("gpu01", 0)
+NOISE = (1.0, 1.004, 0.997, 1.001, 0.999, 1.002, 0.998, 1.003)
+"""Of eight blocks, relative."""
+
+
+def prefills(
+    arms: Mapping[str, Sequence[float]], *, metric: str = "prefill_wall_seconds", **more: Any
+) -> list[dict[str, Any]]:
+    """A cell for each arm and block with that many seconds."""
+    return [
+        documents.cell(
+            "prefill",
+            [documents.reading(metric, seconds, **more)],
+            params={"shape": "llama3-8b", "sequence": 2048},
+            devices=[GPU],
+            binding=documents.binding(arm),
+            block=block,
+            process_no=block,
+        )
+        for arm, found in arms.items()
+        for block, seconds in enumerate(found)
+    ]
+
+
+def shown(cells: Sequence[Mapping[str, Any]]) -> str:
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    for part in arms_section(cells):
+        console.print(part)
+    return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+
+
+def test_a_null_result_says_what_would_have_been_seen() -> None:
+    quiet = [0.100 * x for x in NOISE]
+    text = shown(prefills({"none": quiet, "local": [x * 1.001 for x in quiet]}))
+    assert "prefill prefill wall local none no effect beyond 5.0 % in 1 case -0.1 %" in text
+    assert text.endswith("-0.1..-0.1 % 5.0 %")
+
+
+def test_an_effect_is_told_with_its_interval() -> None:
+    text = shown(
+        prefills({"none": [0.1 * x for x in NOISE], "remote": [0.12 * x for x in NOISE[::-1]]})
+    )
+    assert "remote none worse in 1 of 1 -20.0 %" in text
+
+
+def test_parts_of_host_work_are_told_apart() -> None:
+    """A launch that takes longer is worse, though of a host alone it would be no fault."""
+    arms = {"none": [1e-3 * x for x in NOISE], "local": [8e-4 * x for x in NOISE]}
+    cells = prefills(arms, metric="host_part_seconds", point={"part": "launch"}, better=0)
+    assert "prefill host part launch local none better in 1 of 1 +20.0 %" in shown(cells)
+
+
+def test_two_blocks_decide_nothing_and_are_left_to_the_tables() -> None:
+    assert shown(prefills({"none": [0.1, 0.1], "local": [0.09, 0.09]})) == ""
+
+
+def test_one_numa_node_is_given_as_the_reason_that_bindings_do_not_apply() -> None:
+    reason = "one_numa_node: this host shows one NUMA node, so there is nothing to choose"
+    left = [
+        {**c, "status": "not_applicable", "reason": reason, "readings": []}
+        for c in prefills({"local": [0.0], "remote": [0.0]})
+    ]
+    text = shown([*prefills({"none": [0.1]}), *left])
+    assert text == (
+        "prefill, local, remote: not applicable, this host shows one NUMA node, so there is "
+        "nothing to choose"
+    )
+    assert shown(left) == ""
