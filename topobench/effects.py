@@ -15,6 +15,7 @@ from typing import Any
 from topobench.comparison import Comparison, compare_paired
 from topobench.probes.metrics import ALGBW
 from topobench.reading import MEASURED, Better, Scalar
+from topobench.units import format_bytes
 
 Cell = Mapping[str, Any]
 Pairs = Mapping[tuple[int, int], float]
@@ -26,6 +27,7 @@ _TOLERANCE = 0.03
 HOST_PART = "host_part_seconds"
 """Judged by arm only: of hosts or nights, a part that took longer says nothing."""
 _REFERENCES = ("none", "local")
+_TOLD = ("op", "direction", "shape", "attention", "mode", "dtype")
 _NOT_RESULTS = frozenset({"locality_ratio"})
 
 
@@ -59,6 +61,20 @@ class Bench:
     def param(self, name: str) -> Scalar:
         """The value of a parameter, None if the probe has none of that name."""
         return dict(self.params).get(name)
+
+    @property
+    def words(self) -> str:
+        """``host_to_device h2d 256 MiB``: all but the devices and the metric."""
+        params = dict(self.params)
+        words = [str(params[k]) for k in _TOLD if params.get(k)]
+        if params.get("sequence"):
+            words.append(f"{params.get('batch', 1)} x {params['sequence']} tokens")
+        size = params.get("bytes")
+        words += [format_bytes(size)] if isinstance(size, int) else []
+        words += ["all GPUs at once"] if params.get("at_once") == "all" else []
+        if self.ranks > 1 and not params.get("at_once"):
+            words.append(f"{self.ranks} ranks")
+        return " ".join([self.probe, *words])
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ def bindings(
         gpus: UUID and name of each.
     """
     for uuid, name in gpus:
-        own = [b for b in benches if b.devices == (uuid,) and b.probe in _PROBES]
+        whole = [b for b in benches if b.probe in _PROBES and not b.part]
+        own = [b for b in whole if b.devices == (uuid,)]
         yield _binding(uuid, name, [b for b in own if LOCAL in b.arms], cells)
 
 

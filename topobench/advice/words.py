@@ -9,7 +9,6 @@ from typing import Any
 
 from topobench.comparison import Change, Comparison
 from topobench.effects import Bench
-from topobench.units import format_bytes
 
 Cell = Mapping[str, Any]
 
@@ -89,21 +88,11 @@ def signed(found: Comparison) -> str:
     return f"{effect} ({100 * found.lo:+.1f} to {100 * found.hi:+.1f} %)"
 
 
-def case_of(bench: Bench) -> str:
-    """``host_to_device h2d 256 MiB``."""
-    params = dict(bench.params)
-    words = [str(params[k]) for k in ("op", "direction", "mode", "dtype") if params.get(k)]
-    size = params.get("bytes")
-    words += [format_bytes(size)] if isinstance(size, int) else []
-    words += ["all GPUs at once"] if params.get("at_once") == "all" else []
-    return " ".join([bench.probe, *words])
-
-
 def evidence_of(bench: Bench, found: Comparison) -> str:
     """What a comparison rests on."""
     blocks = f"{found.n_b} block{'' if found.n_b == 1 else 's'}"
     seen = "" if found.mde is None else f", {100 * found.mde:.1f} % could have been seen"
-    return f"{case_of(bench)}, {bench.metric}, {blocks}{seen}"
+    return f"{bench.words}, {bench.metric}, {blocks}{seen}"
 
 
 def gravest(found: Sequence[Comparison]) -> Comparison:

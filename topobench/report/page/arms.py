@@ -12,7 +12,7 @@ from topobench.report.page import plots
 from topobench.report.page.parts import Figure, Head, Part, Table
 from topobench.report.records import Places
 from topobench.report.safe import clean
-from topobench.units import format_bytes, format_percent
+from topobench.units import format_percent
 
 MOST_LINES = 24
 """Lines of the figure: the cases that differ most."""
@@ -147,16 +147,8 @@ def _row(effect: ArmEffect, places: Places) -> list[str]:
 
 def _label(bench: Bench) -> str:
     """``host_to_device h2d 64 KiB, queued bandwidth``: all but the devices."""
-    params = dict(bench.params)
-    words = [clean(params[k]) for k in ("op", "direction", "mode", "dtype") if params.get(k)]
-    if params.get("at_once") == "all":
-        words.append("all at once")
-    size = params.get("bytes")
-    if isinstance(size, int):
-        words.append(format_bytes(size))
-    if bench.ranks > 1 and not params.get("at_once"):
-        words.append(f"{bench.ranks} ranks")
-    return " ".join([clean(bench.probe), *words]) + f", {figures.label(bench.metric)}"
+    metric = figures.label(bench.metric) + (f" {clean(bench.part)}" if bench.part else "")
+    return f"{clean(bench.words)}, {metric}"
 
 
 def _trace(
