@@ -31,11 +31,20 @@ from topobench.host import Host
 from topobench.probes import registry
 from topobench.probes.protocol import Arms, Probe, build, fields_of
 from topobench.reading import Arm, Binding, Case, Cell, Reason, ReasonCode, Scalar, Status
-from topobench.selection import HostGpus, Lack, needs_cpus, needs_gpus, select_gpus, unmet
+from topobench.selection import (
+    GPU_OR_CPU,
+    HostGpus,
+    Lack,
+    needs_cpus,
+    needs_gpus,
+    select_gpus,
+    unmet,
+)
 from topobench.topology import Gpu, Topology
 from topobench.units import format_bytes
 from topobench.user_command import Definition
 
+AUTO = "auto"
 Timed = tuple[Case, float]
 """A case and about how long it takes, seconds without start-up."""
 UNBOUND = Arm(Binding("none"))
@@ -46,15 +55,22 @@ AT_ONCE = "at_once"
 
 
 class Choice:
-    """A selected probe with the values of its parameters; shared by all hosts."""
+    """
+    A selected probe with the values of its parameters; shared by all hosts.
 
-    def __init__(self, choice: ProbeChoice) -> None:
+    Args:
+        on_cpus: A probe of GPUs or CPUs runs on CPUs.
+    """
+
+    def __init__(self, choice: ProbeChoice, *, on_cpus: bool = False) -> None:
+        self._on_cpus = on_cpus
         self.probe: type[Probe] = registry.load(choice.name)
         self.values: dict[str, tuple[Scalar, ...]] = {
             name: choice.params.get(name, (cast(Scalar, declared.default),))
             for name, declared in fields_of(self.probe).items()
         }
         self._cases: dict[Any, tuple[Timed, ...]] = {}
+        self._placed: dict[bool, Choice] = {}
 
     def cases(self, **fixed: Scalar) -> tuple[Timed, ...]:
         """
@@ -75,6 +91,20 @@ class Choice:
             )
         return self._cases[key]
 
+    def on(self, gpus: HostGpus) -> Choice:
+        """
+        The choice for a host with these GPUs; ``auto`` becomes what suits GPUs or CPUs.
+
+        A probe of either runs on CPUs only where there is no GPU: a broken one is told.
+        """
+        if GPU_OR_CPU not in self.probe.needs:
+            return self
+        absent = gpus.lack is not None and gpus.lack.reason.code is ReasonCode.NO_GPU
+        if absent not in self._placed:
+            params = {name: self._suited(name, absent) for name in self.values}
+            self._placed[absent] = Choice(ProbeChoice(self.probe.name, params), on_cpus=absent)
+        return self._placed[absent]
+
     def alone(self, gpus: int) -> tuple[Timed, ...]:
         """The cases of one GPU; on a host with a single one, that is all of them at once."""
         wanted = self.values.get(AT_ONCE)
@@ -90,6 +120,8 @@ class Choice:
     @property
     def on_gpus(self) -> bool:
         """Whether it runs on GPUs; a user's command says so itself."""
+        if GPU_OR_CPU in self.probe.needs:
+            return not self._on_cpus
         return "cuda" in self.probe.needs or self.values.get(GPUS) in (("each",), ("all",))
 
     @property
@@ -112,6 +144,12 @@ class Choice:
     def gang_sizes(self) -> tuple[int, ...]:
         """The values of ``ranks``; pairs for a collective without that parameter."""
         return tuple(r for r in self.values.get("ranks", (2,)) if isinstance(r, int))
+
+    def _suited(self, name: str, on_cpus: bool) -> tuple[Scalar, ...]:
+        """Values of a parameter, each once, with what ``auto`` stands for."""
+        suited = fields_of(self.probe)[name].metadata["auto"]
+        values = self.values[name]
+        return tuple(dict.fromkeys(suited[on_cpus] if suited and v == AUTO else v for v in values))
 
     def _timed(self, params: dict[str, Scalar]) -> Timed:
         try:
@@ -192,7 +230,7 @@ class _Layout:
 
     def cells(self) -> Iterator[Cell]:
         runnable = []
-        for choice in self.site.choices:
+        for choice in (c.on(self.gpus) for c in self.site.choices):
             lack = unmet(
                 choice.probe,
                 self.host,

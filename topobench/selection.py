@@ -17,6 +17,8 @@ from topobench.topology import Gpu, Topology
 
 _PCI = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?", re.I)
 _PREFIXES = ("gpu-", "mig-")
+GPU_OR_CPU = "cuda_or_cpu"
+"""What a probe needs that runs on GPUs, and on the CPUs of a host without any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def unmet(
         own_program: The user says where its program is, so it need not be on PATH.
     """
     needs = [n for n in probe.needs if not (own_program and n.startswith("binary:"))]
-    for need in sorted(needs, key=lambda n: (n != "cuda", n)):
+    for need in sorted(needs, key=lambda n: (not n.startswith("cuda"), n)):
         lack = _unmet_need(need, host, gpus, hosts)
         if lack is not None:
             return lack
@@ -140,6 +142,9 @@ def unmet(
 def _unmet_need(need: str, host: Host, gpus: HostGpus, hosts: int) -> Lack | None:
     if need == "cuda":
         return gpus.lack
+    if need == GPU_OR_CPU:
+        absent = gpus.lack is None or gpus.lack.reason.code is ReasonCode.NO_GPU
+        return None if absent else gpus.lack
     kind, separator, rest = need.partition(">=")
     if separator and rest.isdecimal():
         return _unmet_count(kind, int(rest), host, gpus, hosts)

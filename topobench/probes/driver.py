@@ -9,6 +9,7 @@ from topobench.errors import ProbeError
 from topobench.reading import ReasonCode
 
 _MEMORY_CLOCK_RATE, _MEMORY_BUS_WIDTH = 36, 37  # CUdevice_attribute of cuda.h
+_GRAPH_NODE_KERNEL = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 _DATA_RATE = 2  # transfers a clock, as the driver tells clocks of every memory type
 _PEER_ALREADY_ENABLED, _PEER_NOT_ENABLED = 704, 705
 
@@ -33,6 +34,19 @@ class Driver:
         kilohertz = self._attribute(_MEMORY_CLOCK_RATE, device)
         bits = self._attribute(_MEMORY_BUS_WIDTH, device)
         return kilohertz * 1e3 * _DATA_RATE * bits / 8 or None
+
+    def graph_kernels(self, graph: int) -> int:
+        """Kernels among the nodes of a CUDA graph."""
+        handle, count = ctypes.c_void_p(graph), ctypes.c_size_t()
+        self._call("cuGraphGetNodes", handle, None, ctypes.byref(count))
+        nodes = (ctypes.c_void_p * count.value)()
+        self._call("cuGraphGetNodes", handle, nodes, ctypes.byref(count))
+        kinds = []
+        for node in nodes:
+            kind = ctypes.c_int()
+            self._call("cuGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
+            kinds.append(kind.value)
+        return kinds.count(_GRAPH_NODE_KERNEL)
 
     def current_context(self) -> int:
         """Handle of the context that torch made current."""

@@ -49,6 +49,7 @@ def parameter(
     minimum: float | None = None,
     maximum: float | None = None,
     later: bool = False,
+    auto: tuple[Scalar, Scalar] | None = None,
 ) -> Any:
     """
     Declare a parameter of a probe.
@@ -58,6 +59,7 @@ def parameter(
         help: One line: what it is, its unit and what None means.
         later: Declared after the probe was first published: a case does not name it while it
             has its default, so that older series go on.
+        auto: What the value ``auto`` stands for on GPUs, and on CPUs; the planner names it.
     """
     metadata = {
         "help": help,
@@ -66,6 +68,7 @@ def parameter(
         "minimum": minimum,
         "maximum": maximum,
         "later": later,
+        "auto": auto,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -120,8 +123,8 @@ class Probe(Protocol):
     Attributes:
         name: As in YAML, SQL and the registry.
         version: Raised whenever its numbers stop being comparable with earlier ones.
-        needs: Requirements the planner checks: ``cuda``, ``gpus>=2``, ``hosts>=2``,
-            ``cpus>=2``, ``torch``, ``numba``, ``binary:NAME``.
+        needs: Requirements the planner checks: ``cuda``, ``cuda_or_cpu``, ``gpus>=2``,
+            ``hosts>=2``, ``cpus>=2``, ``torch``, ``numba``, ``binary:NAME``.
         metrics: Every metric its readings may carry; others are refused.
         arms: What the planner varies.
     """

@@ -23,6 +23,7 @@ PROBES = {
     "device_memory": "topobench.probes.device_memory:DeviceMemory",
     "gemm": "topobench.probes.gemm:Gemm",
     "kernel_launch": "topobench.probes.kernel_launch:KernelLaunch",
+    "prefill": "topobench.probes.prefill:Prefill",
     "peer": "topobench.probes.peer:Peer",
     "all_reduce": "topobench.probes.all_reduce:AllReduce",
     "all_gather": "topobench.probes.collectives:AllGather",

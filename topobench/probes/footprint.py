@@ -1,0 +1,97 @@
+"""What a prefill needs of a device's memory, told before it runs. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topobench.probes.attention import SCORE_BYTES
+from topobench.probes.precisions import Precision, matrix_bytes, scratch_bytes
+from topobench.probes.shapes import Shape, kv_bytes_per_token
+
+LIBRARY_BYTES = 96 << 20
+"""Work space that cuBLAS and its kin take of torch's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """
+    Bytes of device memory.
+
+    Args:
+        weights: Of the layers, embedding and head.
+        kv: Keys and values of all tokens.
+        work: Activations at their largest, and work space.
+    """
+
+    weights: int
+    kv: int
+    work: int
+
+    @property
+    def total(self) -> int:
+        """The predicted peak."""
+        return self.weights + self.kv + self.work
+
+
+def footprint(
+    shape: Shape, precision: Precision, sequence: int, batch: int, *, attention: str, ranks: int = 1
+) -> Footprint:
+    """
+    What one of so many ranks needs.
+
+    Args:
+        attention: Backend; ``math`` writes down the scores of all pairs of tokens.
+
+    Raises:
+        ValueError: The shape does not divide by the ranks.
+    """
+    local = shape.share(ranks)
+    tokens = batch * sequence
+    return Footprint(
+        weights_bytes(local, precision),
+        tokens * kv_bytes_per_token(local, precision.activation_bytes),
+        work_bytes(local, precision, sequence, batch, attention) + LIBRARY_BYTES,
+    )
+
+
+def weights_bytes(local: Shape, precision: Precision) -> int:
+    """Of all weights of one rank; stacks of experts are not packed."""
+    layer = sum(
+        m.parameters * precision.activation_bytes if m.copies > 1 else matrix_bytes(precision, m)
+        for m in local.matrices()
+    )
+    outer = 2 * local.vocabulary * local.width
+    return local.layers * layer + precision.activation_bytes * outer
+
+
+def work_bytes(
+    local: Shape, precision: Precision, sequence: int, batch: int, attention: str
+) -> int:
+    """The larger of what the two halves of a layer hold at once."""
+    tokens, each = batch * sequence, precision.activation_bytes
+    attend = each * tokens * (3 * local.width + _attention_width(local, attention))
+    if attention == "math":
+        attend += batch * local.heads * sequence**2 * SCORE_BYTES
+    feed = each * tokens * (4 * local.width + _mlp_width(local))
+    scratch = max(scratch_bytes(precision, m, tokens) for m in local.matrices() if m.copies == 1)
+    return max(attend, feed) + scratch
+
+
+def _attention_width(local: Shape, attention: str) -> int:
+    """Numbers of a token: the joint product, three copies that rotating takes, the result."""
+    queries, keys = local.heads * local.head_width, local.kv_heads * local.head_width
+    values = local.heads * local.value_width
+    if local.latent:
+        unfolded = local.heads * (local.head_width + local.value_width)
+        return 4 * queries + 2 * unfolded + 2 * values
+    joint = queries + 2 * keys
+    repeated = 2 * queries if attention in ("efficient", "math") else 0
+    return joint + max(3 * (queries + keys), queries + keys + values + repeated)
+
+
+def _mlp_width(local: Shape) -> int:
+    """Numbers of a token: gate and up, and their product."""
+    if local.experts is None:
+        return 3 * local.ffn
+    shared = 3 * local.experts.shared * local.ffn
+    return local.experts.chosen * (4 * local.width + 3 * local.ffn) + shared

@@ -1,0 +1,187 @@
+"""
+Prefill of a transformer with random weights: from token numbers to the first new token.
+
+No weights are downloaded. What is timed is a lean forward pass (``probes.transformer``), held
+against float32 before; ``probes.prefill_case`` does the measuring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from topobench.errors import ProbeUnavailable
+from topobench.probes import attention, gemm, precisions, prefill_metrics
+from topobench.probes.accelerator import Accelerator, accelerator, memory_named
+from topobench.probes.bench import BENCH
+from topobench.probes.footprint import Footprint, footprint
+from topobench.probes.forward import MODES, compiler
+from topobench.probes.metrics import FLOP
+from topobench.probes.precisions import PRECISIONS, Precision
+from topobench.probes.prefill_case import DEVICE_SECONDS, WALL_SECONDS, Case
+from topobench.probes.protocol import Arms, Kind, WorkerContext, one_or_all, parameter
+from topobench.probes.shapes import SHAPE_HELP, Shape, flop, shape_of
+from topobench.probes.transformer import Place, Transformer
+from topobench.reading import Metric, Reading, ReasonCode
+from topobench.units import format_bytes
+
+AUTO = "auto"
+"""The shape or mode that suits the device: the planner names it before a case is stored."""
+ON_GPUS, ON_CPUS = "llama3-8b", "tiny"
+MODE_ON = ("graph", "eager")
+WIDEST_ON_CPUS = 1024
+COMPILE_SECONDS = 20.0
+ASSUMED_FLOP_PER_SECOND = {
+    "fp32": 4e13, "tf32": 2.5e14, "bf16": 5e14, "fp16": 5e14, "fp8": 6e14, "int8": 5e14,
+    "int4": 4e14,
+}  # fmt: skip
+"""Of a whole model on a large GPU, for estimates."""
+ASSUMED_ON_CPUS = 5e9
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Prefill of one shape, precision, length and batch."""
+
+    name: ClassVar[str] = "prefill"
+    version: ClassVar[int] = 1
+    summary: ClassVar[str] = "transformer prefill, random weights, by length and precision"
+    needs: ClassVar[frozenset[str]] = frozenset({"torch", "cuda_or_cpu"})
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        *(value for value in vars(prefill_metrics).values() if isinstance(value, Metric)),
+        FLOP,
+    )
+    arms: ClassVar[Arms] = Arms.BINDINGS
+
+    shape: str = parameter(
+        AUTO,
+        kind=Kind.TEXT,
+        auto=(ON_GPUS, ON_CPUS),
+        help=f"auto ({ON_GPUS}; {ON_CPUS} on CPUs), {SHAPE_HELP}",
+    )
+    dtype: str = parameter(
+        "bf16",
+        kind=Kind.CHOICE,
+        choices=tuple(PRECISIONS),
+        help="type of the products; in int4 are weights alone",
+    )
+    tensor_parallel: int = parameter(
+        1, minimum=1, maximum=64, help="GPUs that share each layer, one process each"
+    )
+    attention: str = parameter(
+        "auto",
+        kind=Kind.CHOICE,
+        choices=attention.CHOICES,
+        help="kernel of attention; auto is the fastest that works",
+    )
+    mode: str = parameter(
+        AUTO,
+        kind=Kind.CHOICE,
+        choices=(AUTO, *MODES),
+        auto=MODE_ON,
+        help="kernel by kernel, as one CUDA graph, or layers compiled first (and then a graph); "
+        f"auto is {MODE_ON[0]} on GPUs, {MODE_ON[1]} on CPUs",
+    )
+    batch: int = parameter(1, minimum=1, maximum=4096, help="sequences of one pass")
+    sequence: int = parameter(
+        2048, minimum=2, maximum=1 << 20, help="tokens of each sequence's prompt"
+    )
+    at_once: str = one_or_all()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a shape that is none, or does not divide by the ranks."""
+        if self.shape != AUTO:
+            shape_of(self.shape).share(self.tensor_parallel)
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        """
+        Measure one case; the model is that of the worker's last case where it is the same.
+
+        Raises:
+            ProbeUnavailable: The device lacks the type, mode, attention or memory.
+            ProbeError: ``untimeable``, ``cuda_error``, ``torch_cannot_use_gpu``.
+            ResultInvalid: ``wrong_data``: logits are not those of float32, or change.
+        """
+        with accelerator(context) as device, memory_named(lambda: BENCH.drop(device)):
+            yield from self._readings(device, context)
+
+    def estimated_seconds(self) -> float:
+        """As on a large GPU; of narrow models as on CPUs."""
+        shape = shape_of(ON_GPUS if self.shape == AUTO else self.shape)
+        large = shape.width > WIDEST_ON_CPUS
+        rate = ASSUMED_FLOP_PER_SECOND[self.dtype] if large else ASSUMED_ON_CPUS
+        once = 1e-4 + flop(shape, self.sequence, self.batch) / rate / self.tensor_parallel
+        device = max(min(25 * once, DEVICE_SECONDS), 12 * once)
+        walls = max(min(25 * once, WALL_SECONDS), 12 * once)
+        compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
+        return 0.7 + device + walls + 12 * once + compiling
+
+    def _readings(self, device: Accelerator, context: WorkerContext) -> list[Reading]:
+        """All readings: no setting of torch's holds while the worker sends them."""
+        torch, precision = device.torch, PRECISIONS[self.dtype]
+        shape, mode = self._suited(device)
+        self._require(device, shape, precision, context)
+        with torch.no_grad(), gemm.float32_products(torch, self.dtype == "tf32"):
+            place = Place(device.device)
+            expected = self._memory(device, shape, precision, place)
+            ceiling = BENCH.ceiling(device, precision.product)
+            model = BENCH.take(device, shape, precision, place)
+            model.backend = self._backend(device, model, context)
+            with attention.only(torch, model.backend), compiler(torch, mode):
+                case = Case(device, context, model, self.batch, self.sequence)
+                return [*case.readings(mode, expected, ceiling)]
+
+    def _suited(self, device: Accelerator) -> tuple[Shape, str]:
+        """The shape and mode, where they were left to the device."""
+        on_cpus = device.capability is None
+        shape = (ON_GPUS, ON_CPUS)[on_cpus] if self.shape == AUTO else self.shape
+        return shape_of(shape), MODE_ON[on_cpus] if self.mode == AUTO else self.mode
+
+    def _require(
+        self, device: Accelerator, shape: Shape, precision: Precision, context: WorkerContext
+    ) -> None:
+        """Refuse what this device or case cannot be."""
+        precisions.require(precision, device.capability, self.batch * self.sequence)
+        why = None
+        if shape.experts and not precision.plain:
+            why = f"torch multiplies no stacks of experts in {precision.name}"
+        elif device.capability is None and shape.width > WIDEST_ON_CPUS:
+            why = f"{shape.name} is too large for CPUs; {ON_CPUS} is not"
+        elif self.tensor_parallel > 1:
+            why = f"tensor_parallel {self.tensor_parallel} needs as many workers"
+        elif context.ranks > 1 and self.mode == "eager":
+            why = "eager passes of all GPUs at once cannot be held back together; take mode graph"
+        if why is not None:
+            raise ProbeUnavailable(ReasonCode.UNSUPPORTED, why)
+
+    def _memory(
+        self, device: Accelerator, shape: Shape, precision: Precision, place: Place
+    ) -> Footprint:
+        """What the case needs, if there is so much."""
+        expected = footprint(shape, precision, self.sequence, self.batch, attention=self.attention)
+        if not BENCH.holds(shape, precision, place):
+            BENCH.drop(device)
+        needed = expected.total - (expected.weights if BENCH.model else 0)
+        free = device.free_bytes()
+        if needed > free:
+            raise ProbeUnavailable(
+                ReasonCode.NOT_ENOUGH_MEMORY,
+                f"{format_bytes(expected.total)} needed ({format_bytes(expected.weights)} weights, "
+                f"{format_bytes(expected.kv)} keys and values, {format_bytes(expected.work)} "
+                f"activations); {format_bytes(free)} are free for {format_bytes(needed)} of it",
+            )
+        return expected
+
+    def _backend(self, device: Accelerator, model: Transformer, context: WorkerContext) -> str:
+        """The attention backend that will run; what the others took is noted."""
+
+        def timed(backend: str) -> float:
+            model.backend = backend
+            with attention.only(device.torch, backend):
+                return attention.seconds(device, model, self.batch, self.sequence)
+
+        chosen, tried = attention.choose(device.torch, self.attention, timed)
+        context.note("attention", chosen)
+        context.note("attention_tried", tried)
+        return chosen
