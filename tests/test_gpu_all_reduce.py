@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from probing import run_gang
+from topobench.probes import collectives
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = [
@@ -49,3 +50,34 @@ def test_wrong_data_of_one_gpu_is_invalid_on_both(fault: str) -> None:
     for result in run_gang(2, [{"bytes": 64 * KIB}], fault=fault, devices=("GPU-0", "GPU-1")):
         ((kind, code, _),) = result.outcomes
         assert (kind, code) == ("ResultInvalid", "wrong_data")
+
+
+@pytest.mark.multi_gpu
+@two_gpus
+def test_graphs_are_as_fast_as_queues_and_calls_cost_the_host_too() -> None:
+    """Every way of timing meets the same sums; a call by itself waits for its kernel's launch."""
+    modes = ("queued", "graph", "per_call")
+    cases = [{"bytes": size, "mode": mode} for size in (8 * KIB, 64 * MIB) for mode in modes]
+    first, _ = run_gang(2, cases, devices=("GPU-0", "GPU-1"))
+    found = [
+        next(r["summary"]["median"] for r in readings if r["metric"] == "latency_seconds")
+        for readings in first.outcomes
+    ]
+    small, large = (dict(zip(modes, part, strict=True)) for part in (found[:3], found[3:]))
+    assert small["graph"] == pytest.approx(small["queued"], rel=0.5)
+    assert small["per_call"] > 1.5 * small["queued"]
+    assert large["graph"] == pytest.approx(large["queued"], rel=0.1)
+    assert large["per_call"] == pytest.approx(large["queued"], rel=0.3)
+
+
+@pytest.mark.multi_gpu
+@two_gpus
+def test_a_root_that_runs_ahead_waits_for_nobody_while_it_is_timed() -> None:
+    """A broadcast's root fills the others' buffers and then waits: never in the timed part."""
+    cases = [{"bytes": 64 * KIB}]
+    first, _ = run_gang(2, cases, devices=("GPU-0", "GPU-1"), probe=collectives.Broadcast)
+    (readings,) = first.outcomes
+    times = [r["summary"] for r in readings if r["metric"] == "latency_seconds"]
+    assert len(times) == 3
+    assert max(t["median"] for t in times) < 2 * min(t["median"] for t in times)
+    assert all(t["maximum"] < 2 * t["minimum"] for t in times)

@@ -84,7 +84,9 @@ def test_a_spin_that_ends_early_gives_no_time(device: Device) -> None:
 
 
 def test_lead_operations_are_not_timed(device: Device) -> None:
-    taken = behind_spin(device, device.enqueue, 10, spin_seconds=1e-3, lead=2)
+    taken = behind_spin(
+        device, device.enqueue, 10, spin_seconds=1e-3, lead=lambda: device.enqueue(2)
+    )
     assert device.enqueued == 12
     assert taken == pytest.approx(10e-6)
 

@@ -201,6 +201,7 @@ def test_stolen_cpu_time(share: float, seconds: float, expected: list[Any]) -> N
         ("gemm", {}, {}, None),
         ("all_reduce", {"backend": "nccl", "hosts": "one"}, {}, None),
         ("all_reduce", {"backend": "nccl", "hosts": "all"}, {}, Status.INVALID),
+        ("all_reduce", {"backend": "nccl", "mode": "per_call"}, {}, Status.INVALID),
         ("all_reduce", {"backend": "nccl"}, {"NCCL_P2P_DISABLE": "1"}, Status.INVALID),
         ("all_reduce", {"backend": "gloo"}, {}, Status.INVALID),
         ("host_to_device", {}, {}, Status.INVALID),

@@ -268,7 +268,9 @@ def _gpu_timed(cell: Cell) -> bool:
     if cell.case.probe in GPU_TIMED:
         return True
     params = cell.case.params
-    on_one_host = params.get("backend") == "nccl" and params.get("hosts", "one") == "one"
+    if params.get("backend") != "nccl" or params.get("mode") == "per_call":
+        return False
+    on_one_host = params.get("hosts", "one") == "one"
     return on_one_host and not any(name.startswith(HOST_STAGED) for name in cell.arm.env)
 
 

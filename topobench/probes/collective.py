@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import functools
 import ipaddress
 import math
 import os
@@ -29,6 +30,7 @@ from topobench.probes.timing import (
     RETRIES,
     SPIN_MAX_SECONDS,
     SPIN_MIN_SECONDS,
+    Enqueue,
     Sampler,
     Timed,
     batch_size,
@@ -39,7 +41,7 @@ from topobench.reading import ReasonCode
 
 TIMEOUT_SECONDS = 60.0
 LEAD = 2
-"""Untimed operations before the timed ones: they absorb the skew between the ranks."""
+"""Untimed operations before the timed ones, once the ranks have met."""
 ROUND_SAMPLES = 10
 """Samples between two decisions of rank 0."""
 _STOP, _GIVE_UP = 0, -1
@@ -64,6 +66,19 @@ class Group:
         told = torch.tensor(list(values), dtype=torch.int64, device=self.device)
         dist.broadcast(told, src=0)
         return [int(v) for v in told.tolist()]
+
+    def meet(self) -> None:
+        """
+        Wait for all ranks: gloo's ranks do, NCCL's GPUs will when their queues get there.
+
+        Needed before anything is timed. Operations of the collective itself would not do: the
+        root of a broadcast runs ahead of the others until buffers are full, then its time is
+        theirs.
+        """
+        import torch
+        import torch.distributed as dist
+
+        dist.all_reduce(torch.zeros(1, device=self.device))
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """The values of every rank, by rank, on every rank; all give equally many."""
@@ -311,14 +326,24 @@ class Rounds:
     Args:
         single: Each sample is one operation; else as many as fill a timed part.
         round_max: Operations that may follow one refill (values grow with each).
+        mode: Of NCCL: ``queued`` behind a spin, ``graph`` the same as replays of a CUDA graph,
+            ``per_call`` by the host's clock from each call until its GPU is done.
     """
 
-    def __init__(self, group: Group, operation: Operation, *, single: bool, round_max: int) -> None:
+    def __init__(
+        self,
+        group: Group,
+        operation: Operation,
+        *,
+        single: bool,
+        round_max: int,
+        mode: str = "queued",
+    ) -> None:
         self._group = group
         self._operation = operation
         self._single = single
         self._round_max = round_max
-        self._samples = _queued_samples(group) if group.backend == "nccl" else _wall_samples
+        self._samples = _samples(group, mode, round_max)
         self.discarded = 0
         self._fruitless = 0
 
@@ -403,33 +428,98 @@ class Rounds:
         return self._group.gather(self._samples(self._operation, count, samples))
 
 
-def _wall_samples(operation: Operation, count: int, samples: int) -> list[float]:
-    """Back to back; each sample by the host's clock, in seconds per operation."""
-    operation.enqueue(LEAD)
-    return [wall(lambda: operation.enqueue(count)) / count for _ in range(samples)]
+Samples = Callable[[Operation, int, int], list[float]]
+"""(operation, operations in a sample, samples) -> seconds per operation; NaN: not outlasted."""
 
 
-def _queued_samples(group: Group) -> Callable[[Operation, int, int], list[float]]:
-    """Each sample behind a spin, by the device's clock; NaN where the spin ended early."""
+def _samples(group: Group, mode: str, round_max: int) -> Samples:
+    """How samples are taken on every rank."""
+    if group.backend != "nccl":  # its calls come back when they are done
+        return functools.partial(_wall_samples, group, _back_to_back)
+    if mode == "per_call":
+        return functools.partial(_wall_samples, group, _one_by_one)
+    return _queued_samples(group, graph_buffers=round_max if mode == "graph" else None)
+
+
+def _wall_samples(
+    group: Group,
+    call: Callable[[Operation, int], None],
+    operation: Operation,
+    count: int,
+    samples: int,
+) -> list[float]:
+    """By the host's clock, from the first call until the last is done."""
+
+    def sample() -> float:
+        group.meet()
+        return wall(lambda: call(operation, count)) / count
+
+    call(operation, LEAD)
+    return [sample() for _ in range(samples)]
+
+
+def _back_to_back(operation: Operation, count: int) -> None:
+    operation.enqueue(count)
+
+
+def _one_by_one(operation: Operation, count: int) -> None:
+    """Wait for the device after each operation."""
+    import torch
+
+    for _ in range(count):
+        operation.enqueue(1)
+        torch.cuda.synchronize()
+
+
+def _queued_samples(group: Group, graph_buffers: int | None) -> Samples:
+    """
+    Each sample behind a spin, by the device's clock.
+
+    Args:
+        graph_buffers: Operations are replayed as a graph; buffers that it may walk through.
+    """
     import torch
 
     queue = cuda.CudaQueue(torch)
     spins: dict[int, float] = {}
+    graphs: dict[int, Enqueue] = {}
 
     def samples_of(operation: Operation, count: int, samples: int) -> list[float]:
+        enqueue: Enqueue = operation.enqueue
+        if graph_buffers is not None:
+            if count not in graphs:
+                operation.refill(graph_buffers)
+                graphs[count] = _once(cuda.captured(torch, operation.enqueue, count))
+            enqueue = graphs[count]
+
+        def lead() -> None:
+            group.meet()
+            if graph_buffers is not None:  # every replay starts from new data
+                operation.refill(graph_buffers)
+            operation.enqueue(LEAD)
+
+        def unhidden() -> None:
+            lead()
+            enqueue(count)
+
         if count not in spins:
-            operation.enqueue(LEAD + count)  # loads kernels and connects, unhidden
+            unhidden()  # loads kernels and connects
             queue.wait()
-            enqueueing = wall(lambda: operation.enqueue(LEAD + count))
+            enqueueing = wall(unhidden)
             queue.wait()
             spins[count] = max(SPIN_MIN_SECONDS, 3 * enqueueing)
         times = []
         for _ in range(samples):
             spin = min(spins[count], SPIN_MAX_SECONDS)
-            took = behind_spin(queue, operation.enqueue, count, spin_seconds=spin, lead=LEAD)
+            took = behind_spin(queue, enqueue, count, spin_seconds=spin, lead=lead)
             if took is None:
                 spins[count] = 2 * spin
             times.append(math.nan if took is None else took / count)
         return times
 
     return samples_of
+
+
+def _once(replay: Enqueue) -> Enqueue:
+    """A graph of all operations of a sample, whose number was fixed when it was made."""
+    return lambda _: replay(1)

@@ -120,7 +120,8 @@ def captured(torch: Any, enqueue: Enqueue, count: int) -> Enqueue:
         enqueue(count)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # NCCL's own thread asks for events meanwhile, which would spoil a capture of all threads.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         enqueue(count)
 
     def replay(times: int) -> None:

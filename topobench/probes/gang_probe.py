@@ -83,12 +83,22 @@ class GangProbe:
         later=True,
     )
 
+    mode: str = parameter(
+        "queued",
+        kind=Kind.CHOICE,
+        choices=("queued", "graph", "per_call"),
+        help="NCCL's timing: behind a spin, replayed as a CUDA graph, or by the host's clock from "
+        "each call until its GPU is done; gloo's calls are always timed by the host",
+        later=True,
+    )
+
     def measure(self, context: WorkerContext) -> Iterator[Reading]:
         """
         Measure on all ranks together; only rank 0 yields readings.
 
         Raises:
-            ProbeUnavailable: The backend is missing, or this case cannot be checked.
+            ProbeUnavailable: The backend is missing or has no CUDA graphs, or this case cannot be
+                checked.
             ProbeError: ``rank_lost``, ``oom``, ``untimeable``.
             ResultInvalid: ``wrong_data``, on every rank.
         """
@@ -100,6 +110,10 @@ class GangProbe:
         self.refuse(context.ranks)
         group = collective.join(context, self.backend)
         context.note("backend", group.backend)
+        if group.backend != "nccl" and self.mode == "graph":
+            raise ProbeUnavailable(
+                ReasonCode.UNSUPPORTED, f"{group.backend} has no CUDA graphs; take mode queued"
+            )
         if group.rank == 0:
             found = sorted(os.environ.items())
             context.note("env", {k: v for k, v in found if env_arms.changes_speed(k)})
@@ -110,7 +124,11 @@ class GangProbe:
                 context.buffer_ready(*data.host_memory())
             data.verify(0)
             rounds = collective.Rounds(
-                group, data, single=self._single(group), round_max=data.safe_operations()
+                group,
+                data,
+                single=self._single(group),
+                round_max=data.safe_operations(),
+                mode=self.mode,
             )
             budget = min(BUDGET_SECONDS, context.deadline_seconds / 4)
             times = rounds.measure(Sampler(self._tolerance(), budget))

@@ -217,7 +217,12 @@ Enqueue = Callable[[int], None]
 
 
 def behind_spin(
-    queue: Queue, enqueue: Enqueue, count: int, *, spin_seconds: float, lead: int = 0
+    queue: Queue,
+    enqueue: Enqueue,
+    count: int,
+    *,
+    spin_seconds: float,
+    lead: Callable[[], None] | None = None,
 ) -> float | None:
     """
     Device seconds of ``count`` operations enqueued behind a spin, all together.
@@ -226,14 +231,14 @@ def behind_spin(
     waited for the host, and the time means nothing.
 
     Args:
-        lead: Untimed operations between the spin and the start (they absorb the skew
+        lead: Enqueues untimed work between the spin and the start (it absorbs the skew
             between the ranks of a collective).
     """
     queue.wait()
     queue.spin(spin_seconds)
     held = queue.mark()
     if lead:
-        enqueue(lead)
+        lead()
     start = queue.mark()
     enqueue(count)
     end = queue.mark()
@@ -267,11 +272,10 @@ class QueueTimer:
     enqueue: Enqueue
     count: int
     spin_seconds: float
-    lead: int = 0
     discarded: int = 0
 
     @classmethod
-    def fit(cls, queue: Queue, enqueue: Enqueue, count: int, *, lead: int = 0) -> QueueTimer | None:
+    def fit(cls, queue: Queue, enqueue: Enqueue, count: int) -> QueueTimer | None:
         """
         Find a queue length, at most ``count``, that a spin can outlast; None if there is none.
 
@@ -279,15 +283,15 @@ class QueueTimer:
         the queue is empty, so behind a spin it would wait for the spin itself.
         """
         count = min(count, QUEUE_MAX)
-        enqueue(max(1, lead))
+        enqueue(1)
         queue.wait()
         while count >= 1:
             started = time.perf_counter()
-            enqueue(lead + count)
+            enqueue(count)
             enqueueing = time.perf_counter() - started
             queue.wait()
             spin = min(max(SPIN_MIN_SECONDS, 3 * enqueueing), SPIN_MAX_SECONDS)
-            timer = cls(queue, enqueue, count, spin, lead)
+            timer = cls(queue, enqueue, count, spin)
             if all(timer.attempt() is not None for _ in range(3)):
                 return timer
             count //= 2
@@ -295,9 +299,7 @@ class QueueTimer:
 
     def attempt(self) -> float | None:
         """One sample in seconds per operation; None if the spin ended early."""
-        took = behind_spin(
-            self.queue, self.enqueue, self.count, spin_seconds=self.spin_seconds, lead=self.lead
-        )
+        took = behind_spin(self.queue, self.enqueue, self.count, spin_seconds=self.spin_seconds)
         return None if took is None else took / self.count
 
     def sample(self) -> float:
