@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from topobench.reading import CiLevel
 from topobench.stats import CONFIDENCE, Estimate, finite, interval, known_confidence
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 MIN_SIZES = 5
 """Different sizes a fit needs."""
 PEAK_SHARE = 0.95
+
+K = TypeVar("K", bound=Hashable)
+Point = tuple[K, tuple[int, int], int, float]
+"""What a time is of, block and number of its process, bytes, and seconds."""
 
 _HUBER = 1.345
 """Residuals beyond this many spreads count less; 95 % efficient with normal noise."""
@@ -168,6 +172,24 @@ def combine(fits: Sequence[AlphaBeta], confidence: float = CONFIDENCE) -> AlphaB
     )
 
 
+def fit_lines(points: Iterable[Point[K]]) -> dict[K, AlphaBeta]:
+    """
+    The line of everything that has enough sizes and whose times grow with them.
+
+    Args:
+        points: One for each size and process.
+    """
+    found: dict[K, dict[tuple[int, int], dict[int, float]]] = {}
+    for key, process, size, seconds in points:
+        found.setdefault(key, {}).setdefault(process, {})[size] = seconds
+    lines = {}
+    for key, processes in found.items():
+        fitted = [line for sizes in processes.values() if (line := _fitted(sizes))]
+        if fitted:
+            lines[key] = fitted[0] if len(fitted) == 1 else combine(fitted)
+    return lines
+
+
 def smallest_at_peak(
     sizes: Sequence[float], bandwidths: Sequence[float], share: float = PEAK_SHARE
 ) -> float:
@@ -188,6 +210,15 @@ def smallest_at_peak(
     bandwidths = finite(bandwidths, "bandwidths", positive=True)
     needed = share * max(bandwidths)
     return min(s for s, b in zip(sizes, bandwidths, strict=True) if b >= needed)
+
+
+def _fitted(sizes: Mapping[int, float]) -> AlphaBeta | None:
+    if len(sizes) < MIN_SIZES:
+        return None
+    try:
+        return fit_alpha_beta([*sizes], [*sizes.values()])
+    except ValueError:  # times that do not grow with the size have no line
+        return None
 
 
 def _points(

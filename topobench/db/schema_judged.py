@@ -139,6 +139,21 @@ fit = Table(
     Column("knee", Number),
     Column("knee_lo", Number),
     Column("knee_hi", Number),
+    Column("series_id", ID, ForeignKey("series.id")),
+    Column("alpha_seconds", Number),
+    Column("alpha_lo", Number),
+    Column("alpha_hi", Number),
+    Column("beta_bytes_per_second", Number),
+    Column("beta_lo", Number),
+    Column("beta_hi", Number),
+    Column("n_half_bytes", Number),
+    Column("ci_level", Text),
+    Column("n", Integer),
+    Column("residual_ratio", Number),
+    Column("worst_bytes", Number),
+    Column("worst_ratio", Number),
+    Column("smallest_bytes", Number),
+    Column("largest_bytes", Number),
 )
 
 slo_window = Table(

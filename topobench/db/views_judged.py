@@ -76,6 +76,41 @@ LEFT JOIN sku k ON k.id = h.sku_id
 WHERE p.place = 1
 """
 
+V_FIT = """
+CREATE VIEW v_fit AS
+WITH placed AS (
+    SELECT
+        f.*, sw.uuid AS sweep, sw.cluster_id, sw.started_at, sw.started_unix_seconds,
+        sw.source, sw.synthetic,
+        row_number() OVER (
+            PARTITION BY sw.cluster_id, f.host_id, f.kind, f.subject, f.x_metric, sw.source,
+                sw.synthetic
+            ORDER BY sw.started_unix_seconds DESC, f.id DESC
+        ) AS place
+    FROM fit f
+    JOIN sweep sw ON sw.id = f.sweep_id
+    WHERE f.kind = 'alpha_beta'
+)
+SELECT
+    p.sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
+    ds.label AS devices, ds.n_devices, pc.probe, pc.probe_version, pc.op, pc.dtype, pc.backend,
+    p.params, s.n_ranks, s.n_hosts, a.name AS arm, a.binding, a.ring, a.env,
+    p.subject, p.alpha_seconds, p.alpha_lo, p.alpha_hi,
+    p.beta_bytes_per_second, p.beta_lo, p.beta_hi, p.n_half_bytes, p.ci_level, p.n,
+    p.residual_ratio, p.worst_bytes, p.worst_ratio, p.smallest_bytes, p.largest_bytes,
+    p.started_at AS measured_at, p.started_unix_seconds AS measured_unix_seconds,
+    p.source, p.synthetic
+FROM placed p
+JOIN cluster cl ON cl.id = p.cluster_id
+JOIN series s ON s.id = p.series_id
+JOIN probe_case pc ON pc.id = s.case_id
+JOIN arm a ON a.id = s.arm_id
+JOIN device_set ds ON ds.id = s.device_set_id
+LEFT JOIN host h ON h.id = p.host_id
+LEFT JOIN sku k ON k.id = h.sku_id
+WHERE p.place = 1
+"""
+
 # A window counts if it is long and full enough to see a P99: of 300 requests without one
 # over the limit, 99 % are under it with 95 % confidence.
 V_SLO = """
@@ -118,5 +153,5 @@ JOIN arm a ON a.id = s.arm_id
 WHERE r.status IN ('ok', 'partial')
 """
 
-VIEWS = {"v_changes": V_CHANGES, "v_knee": V_KNEE, "v_slo": V_SLO}
+VIEWS = {"v_changes": V_CHANGES, "v_knee": V_KNEE, "v_fit": V_FIT, "v_slo": V_SLO}
 """Name -> statement that makes it."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 
-from topobench.db import places, rollups, runs, schema, sweeps
+from topobench.db import fits, places, rollups, runs, schema, sweeps
 from topobench.db.cells import put_cells
 from topobench.db.engine import writing
 from topobench.db.keys import Keys
@@ -91,6 +91,7 @@ class Writer:
             sweep_id = sweeps.set_status(connection, sweep, status, ended_at, warnings)
             if ended_at is not None:
                 rollups.refresh(connection, [sweep_id])
+                fits.refresh(connection, [sweep_id])
         if ended_at is not None:
             self._unrolled.discard(sweep_id)
 
@@ -98,6 +99,7 @@ class Writer:
         """Work out the roll-ups of sweeps that runs came into after their end."""
         with self._transaction() as connection:
             rollups.refresh(connection, sorted(self._unrolled))
+            fits.refresh(connection, sorted(self._unrolled))
         self._unrolled.clear()
 
     def rebuild_rollups(self) -> int:

@@ -23,6 +23,19 @@ def upgrade() -> None:
     op.add_column("changepoint", sa.Column("at_hi_unix_seconds", sa.Double()))
     for name in ("years", "rate_ratio", "utilisation_ratio", "watts", "hour_amount"):
         op.add_column("price", sa.Column(name, sa.Double()))
+    for name in ("alpha_seconds", "alpha_lo", "alpha_hi", "n_half_bytes"):
+        op.add_column("fit", sa.Column(name, sa.Double()))
+    for name in ("beta_bytes_per_second", "beta_lo", "beta_hi", "residual_ratio"):
+        op.add_column("fit", sa.Column(name, sa.Double()))
+    for name in ("worst_bytes", "worst_ratio", "smallest_bytes", "largest_bytes"):
+        op.add_column("fit", sa.Column(name, sa.Double()))
+    op.add_column("fit", sa.Column("ci_level", sa.Text()))
+    op.add_column("fit", sa.Column("n", sa.Integer()))
+    # Alembic adds no constraint to a table of SQLite; both engines take it with the column.
+    op.execute(
+        "ALTER TABLE fit ADD COLUMN series_id BIGINT"
+        " CONSTRAINT fk_fit_series_id_series REFERENCES series (id)"
+    )
     op.create_index(op.f("ix_night_rollup_day"), "night_rollup", ["day"])
     op.create_table(
         "schedule_state",
