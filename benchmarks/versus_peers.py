@@ -11,7 +11,8 @@ Our figures beside those of the programs people trust, in one run, taking turns.
 * copies within a GPU and between two: at least 0.99 of nvbandwidth;
 * bf16 products: at least 0.98 of the fastest kernel that cuBLASLt proposes for them;
 * all-reduce: at least 0.99 of nccl-tests' bus bandwidth from 128 MiB on, and at 8 KiB at most
-  1.1 times its time in a CUDA graph.
+  1.1 times its time in a CUDA graph;
+* prefill of an 8B model beside transformers (versus_transformers.py).
 
 What this machine lacks (a GPU, two GPUs, gcc, a program) is said and not compared. Exit code 1
 if a bar is missed.
@@ -35,7 +36,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import cublaslt, peer_programs
+from benchmarks import cublaslt, peer_programs, versus_transformers
 from topobench.probes import cuda, device_memory, gemm, host_memory, peer
 from topobench.probes.host_to_device import Copies, HostToDevice
 from topobench.probes.timing import QUEUE_MAX, QueueTimer, behind_spin, mark_overhead, wall
@@ -69,6 +70,7 @@ def main() -> int:
         held += products(options.rounds)
         held += device_copies(options.rounds, options.nvbandwidth)
         held += all_reduce(options.nccl_tests)
+        held += versus_transformers.bars(options.rounds)
     else:
         print("torch finds no usable GPU: copies and collectives are not compared")
     return 0 if all(held) else 1

@@ -23,8 +23,8 @@ BACKENDS = {
 NEWER = {"fa3": "FA3", "fa4": "FA4"}
 """Ours -> the name by which torch activates a package in place of its own ``flash``."""
 CHOICES = ("auto", *BACKENDS, *NEWER)
-CANDIDATES = ("cudnn", "flash", "efficient")
-"""What ``auto`` tries; the first that no other beats clearly is taken, ``math`` if none works."""
+CANDIDATES = {"cuda": ("cudnn", "flash", "efficient"), "cpu": ("flash",)}
+"""What ``auto`` tries: the first that no other beats clearly, ``math`` if none works."""
 CLEARLY, PASSES = 0.05, 4
 SCORE_BYTES = 12
 """Of each pair of tokens and head, where ``math`` writes scores down: three times float32."""
@@ -48,7 +48,7 @@ def only(torch: Any, backend: str) -> Iterator[None]:
 
 
 def choose(
-    torch: Any, asked: str, timed: Callable[[str], float]
+    torch: Any, device: str, asked: str, timed: Callable[[str], float]
 ) -> tuple[str, dict[str, float | str]]:
     """
     The backend to use, and what each of those tried took or said.
@@ -62,7 +62,7 @@ def choose(
     """
     tried: dict[str, float | str] = {}
     worked: dict[str, float] = {}
-    for backend in (*CANDIDATES, "math") if asked == "auto" else (asked,):
+    for backend in (*CANDIDATES[device], "math") if asked == "auto" else (asked,):
         if backend == asked or backend != "math" or not worked:
             try:
                 tried[backend] = worked[backend] = timed(backend)

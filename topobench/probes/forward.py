@@ -37,6 +37,8 @@ class Forward:
 
     Attributes:
         staging: The host's buffer, of which the prompt is the beginning; pinned beside a GPU.
+        launched: A run that launches each kernel by itself.
+        run: A run in the mode that was prepared.
         logits: Of the last run.
         compile_seconds: The first run of compiled layers; None in other modes.
     """
@@ -57,6 +59,7 @@ class Forward:
         self.cache = model.cache(batch, sequence)
         self.logits: Any = None
         self.compile_seconds: float | None = None
+        self.launched: Callable[[], None] = self.eagerly
         self.run: Callable[[], None] = self.eagerly
 
     def eagerly(self) -> None:
@@ -85,7 +88,7 @@ class Forward:
             ProbeUnavailable: ``unsupported``: this device or torch has no such mode.
         """
         if mode == "compile":
-            self.run = self._compiled()
+            self.run = self.launched = self._compiled()
             self.compile_seconds = self._first()
         if mode == "graph" or (mode == "compile" and self.device.device == "cuda"):
             self.run = self.device.captured(self.run)

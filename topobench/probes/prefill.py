@@ -181,7 +181,7 @@ class Prefill:
             with attention.only(device.torch, backend):
                 return attention.seconds(device, model, self.batch, self.sequence)
 
-        chosen, tried = attention.choose(device.torch, self.attention, timed)
+        chosen, tried = attention.choose(device.torch, device.device, self.attention, timed)
         context.note("attention", chosen)
         context.note("attention_tried", tried)
         return chosen

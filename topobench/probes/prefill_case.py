@@ -69,7 +69,7 @@ class Case:
         yield from self._whole(figures)
         yield from self._host_parts()
         yield from self._stages(mode)
-        if (kernels := self.device.launches(self.forward.eagerly)) and mode != "compile":
+        if (kernels := self.device.launches(self.forward.launched)) is not None:
             yield metrics.single(metrics.LAUNCHES, kernels)
 
     def _first_pass(self) -> Iterator[Reading]:

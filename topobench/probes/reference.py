@@ -7,6 +7,7 @@ its formula. Slow, small in memory, and independent of ``probes.transformer``.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,11 +52,11 @@ class Reference:
         return self.seen[module][1]
 
     def _layer(self, drawn: Drawn, number: int) -> dict[str, Any]:
-        found = {
-            m.name: [drawn.matrix(number, m, copy) for copy in range(m.copies)]
-            for m in self.shape.matrices()
-        }
-        weights = {name: many if len(many) > 1 else many[0] for name, many in found.items()}
+        """The weights of a layer; of experts, what draws that of a number."""
+        weights: dict[str, Any] = {}
+        for m in self.shape.matrices():
+            draw = functools.partial(drawn.matrix, number, m)
+            weights[m.name] = draw if m.copies > 1 else draw()
         for name, width in norms(self.shape).items():
             weights[name] = drawn.norm(f"{number}/{name}", width)
         return weights
@@ -121,7 +122,7 @@ class Reference:
         shares = SCALE * kept / kept.sum(dim=-1, keepdim=True)
         for number in range(self.shape.experts.count):
             mine = shares[:, number].nonzero().flatten()
-            found = _gated(flat[mine], weights["gate_up"][number], weights["down"][number])
+            found = _gated(flat[mine], weights["gate_up"](number), weights["down"](number))
             total[mine] += shares[mine, number, None] * found
         return total.view(x.shape)
 
