@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from topobench import env_arms, nccl_graph, nccl_log, rings
+from topobench import env_arms, nccl_graph, nccl_log, ring_links, rings
 from topobench.agents.gang import Outcome
 from topobench.errors import AgentError, ImportFailed
 from topobench.nccl_graph import Graph
@@ -53,6 +53,7 @@ class NcclRun:
         variables: Environment on top of everything else.
         asked: What it was told to do; None where NCCL may do as it likes.
         rdma_active: An RDMA port of the host is active.
+        topology: Of the host, which says where links end; None where rings are not proven.
         graph: The graph file it was given; empty where NCCL searched by itself.
     """
 
@@ -61,6 +62,7 @@ class NcclRun:
     asked: Asked | None = None
     rdma_active: bool = False
     graph: str = ""
+    topology: Topology | None = None
     _stored: bool = False
 
     def judged(self, cell: Cell, outcome: Outcome, mask: Callable[[str], str]) -> Outcome:
@@ -88,7 +90,23 @@ class NcclRun:
         transport = nccl_log.wrong_transport(log, rdma_active=self.rdma_active)
         if transport is not None:
             return replace(outcome, status=Status.INVALID, reason=transport)
-        return outcome
+        return self._counted(cell, outcome, log)
+
+    def _counted(self, cell: Cell, outcome: Outcome, log: NcclLog) -> Outcome:
+        """The outcome with what the links carried, failed if that is not what the log says."""
+        if self.topology is None or cell.hosts:
+            return outcome
+        proven = nccl_log.rings(log) if self.asked is not None else []
+        found = ring_links.counted(outcome.conditions, self.topology, cell.devices, proven)
+        nccl = {**outcome.conditions["nccl"], "links": found.document}
+        outcome = replace(
+            outcome,
+            conditions={**outcome.conditions, "nccl": nccl},
+            warnings=(*outcome.warnings, *found.warnings),
+        )
+        if found.contradiction is None:
+            return outcome
+        return replace(outcome, status=Status.FAILED, reason=found.contradiction, readings=())
 
     def _mismatch(self, log: NcclLog, cell: Cell) -> Reason | None:
         if self.asked is None:
@@ -203,14 +221,14 @@ def prepare(
     variables = _logging(folder)
     active = any(nic.rdma and nic.state == "active" for nic in topology.nics)
     if cell.arm.ring in (None, rings.AUTO):
-        return NcclRun(folder, variables, None, active)
+        return NcclRun(folder, variables, None, active, topology=topology)
     gpus = {gpu.key: gpu for gpu in topology.gpus}
     devices = tuple(gpus[key].index if key in gpus else None for key in cell.devices)
     known = tuple(device for device in devices if device is not None)
     if len(known) < cell.ranks:
         raise ImportFailed("NCCL graph: the NVML index of a GPU is not known")
     if dump is None:
-        return NcclRun(folder, variables, Asked(devices=known), active)
+        return NcclRun(folder, variables, Asked(devices=known), active, topology=topology)
     matrix = rings.bandwidths(topology, [gpus[key] for key in cell.devices])
     order = rings.order_of(cell.arm.ring or rings.IDENTITY, matrix)
     graphs = _graphs(dump, known, order)
@@ -225,7 +243,8 @@ def prepare(
     }
     ranks = {device: rank for rank, device in enumerate(known)}
     asked = tuple(tuple(ranks[dev] for dev in ring) for ring in nccl_graph.rings(graphs))
-    return NcclRun(folder, variables, Asked(asked, known, dump.channels), active, text)
+    told = Asked(asked, known, dump.channels)
+    return NcclRun(folder, variables, told, active, text, topology)
 
 
 def pack(text: str, *, whole: bool = False) -> str:
