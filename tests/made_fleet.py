@@ -248,7 +248,7 @@ def _prefill(store: Store) -> str:
     for binding, seconds in WALL.items():
         for block, value in enumerate(seconds):
             made = _prompt("bf16", 2048, mode="eager", binding=binding, process_no=block)
-            found = (_better(reading(value, metric="prefill_wall_seconds")),)
+            found: tuple[Any, ...] = (_better(reading(value, metric="prefill_wall_seconds")),)
             planned.append((dataclasses.replace(made, block=block), found))
     for (dtype, tokens), (rate, error) in PROMPTS.items():
         found = (

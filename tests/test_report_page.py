@@ -63,11 +63,11 @@ def text_of(page: str) -> str:
 def test_a_rich_sweep_has_every_figure(rich: tuple[str, Sight]) -> None:
     assert anchors(rich[0]) == [
         "verdicts", "hosts", "h0-wiring", "h0-copies", "h0-arms", "h0-rings", "h0-paths",
-        "h0-memory", "h0-compute", "h0-roofline", "readings", "missing", "again",
+        "h0-memory", "h0-compute", "h0-roofline", "h0-published", "readings", "missing", "again",
     ]  # fmt: skip
     assert set(figures(rich[0])) == {
         "h0-paths", "h0-h2d", "h0-arms", "h0-busbw0", "h0-latency0", "h0-peer0", "h0-memory0",
-        "h0-memory1", "h0-gemm", "h0-hbm", "h0-roofline",
+        "h0-memory1", "h0-gemm", "h0-hbm", "h0-roofline", "h0-published",
     }  # fmt: skip
 
 
@@ -87,6 +87,61 @@ def test_copies_are_drawn_as_measured_with_the_line_fitted_to_them(
     fitted = trace(spec, "fit a + S / B")
     assert fitted["y"][-1] == pytest.approx(55, rel=0.01)
     assert "a = 5.0" in rich[0]
+
+
+def test_published_figures_stand_beside_ours_and_far_ones_stand_out(
+    rich: tuple[str, Sight],
+) -> None:
+    """A slow GPU's copies to others are a quarter below what others measured."""
+    (points,) = figures(rich[0])["h0-published"]["data"]
+    at = points["y"].index(f"peer read 256 MiB (measured), GPU 0&gt;{sights.SLOW_GPU}")
+    assert points["x"][at] == pytest.approx(75.5)
+    assert points["marker"]["symbol"][at] == "circle-open"
+    usual = points["y"].index("peer read 256 MiB (measured), GPU 0&gt;1")
+    assert (points["x"][usual], points["marker"]["symbol"][usual]) == (98.2, "circle")
+    table = text_of(rich[0]).partition("Against published figures")[2]
+    assert "GPU 0>3 peer read 256 MiB (measured) 299.4 GB/s 396.4 GB/s 0.76" in " ".join(
+        table.split()
+    )
+
+
+def test_what_bounds_each_work_stands_under_the_roofline(rich: tuple[str, Sight]) -> None:
+    text = " ".join(text_of(rich[0]).split())
+    assert "launch host_to_device h2d 4 KiB to 64 KiB" in text
+    assert "host link host_to_device h2d 1 MiB to 256 MiB" in text
+    assert "compute gemm bf16 8192 burst" in text
+
+
+def test_what_sharing_costs_is_a_table() -> None:
+    """Two GPUs behind one switch get half each while both are busy."""
+    gpus = [documents.gpu_uuid("gpu01", n) for n in (0, 1)]
+    host = documents.host(gpus=2)
+    path = {"kind": "PCIe switch", "name": "0000:15:00.0", "devices": gpus}
+    host["description"]["shared_paths"] = [path]
+    rate, fixed = (
+        "bandwidth_bytes_per_second",
+        {"bytes": 1 << 28, "direction": "h2d", "memory": "pinned"},
+    )
+    cells = [
+        documents.cell(
+            "host_to_device",
+            [documents.reading(rate, 50e9)],
+            params={**fixed, "at_once": "one"},
+            devices=[gpu],
+        )
+        for gpu in gpus
+    ]
+    both = [documents.reading(rate, 25e9, point={"device": gpu}) for gpu in gpus]
+    cells.append(
+        documents.cell(
+            "host_to_device", both, params={**fixed, "at_once": "all"}, devices=gpus, ranks=2
+        )
+    )
+    text = " ".join(text_of(render_report(Sight(documents.sweep([host], cells)))).split())
+    assert (
+        "GPU 0-1 host_to_device h2d 256 MiB none 50.00 GB/s 25.00 GB/s 50.0 % 50.00 GB/s they share "
+        "the PCIe switch 0000:15:00.0"
+    ) in text
 
 
 def test_arms_are_drawn_with_their_intervals(rich: tuple[str, Sight]) -> None:
@@ -130,9 +185,9 @@ def test_the_roofline_is_made_of_measured_roofs(rich: tuple[str, Sight]) -> None
 
 def test_every_chart_has_a_table_behind_it(rich: tuple[str, Sight]) -> None:
     charts = re.findall(r'<figure class="chart".*?</figure>', rich[0], re.DOTALL)
-    assert len(charts) == 11
+    assert len(charts) == 12
     for chart in charts:
-        assert chart.count("<tbody><tr>") == 1
+        assert chart.count("<tbody><tr") == 1
         assert 'role="img" aria-label="' in chart
 
 

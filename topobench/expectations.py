@@ -77,7 +77,7 @@ class Expectation:
 @dataclass(frozen=True, slots=True)
 class Deviation:
     """
-    A measured figure that is far from an expected one.
+    A measured figure beside an expected one.
 
     Args:
         ratio: Measured by expected.
@@ -86,6 +86,11 @@ class Deviation:
     figure: DeviceFigure
     expectation: Expectation
     ratio: float
+
+    @property
+    def is_far(self) -> bool:
+        """Whether it is worth a word."""
+        return is_far(self.ratio, self.expectation.kind)
 
 
 @functools.cache
@@ -127,8 +132,23 @@ def deviations(
     """
     Figures above 1.05 x or below 0.8 x of one that is expected of their GPUs.
 
-    Of the arms and sizes of a device the best counts; a floor has no upper side, and what
-    makers call possible no lower one. What GPUs share is told of those measured alone only.
+    A floor has no upper side, and what makers call possible no lower one. Arguments as
+    :func:`held_against`.
+    """
+    found = held_against(figures, models, known)
+    return [d for d in found if d.is_far]
+
+
+def held_against(
+    figures: Sequence[DeviceFigure],
+    models: Mapping[str, str],
+    known: Sequence[Expectation] | None = None,
+) -> list[Deviation]:
+    """
+    Every figure that something is expected of, with its share of it.
+
+    Of the arms and sizes of a device the best counts. What GPUs share is told of those
+    measured alone only.
 
     Args:
         models: Model of a host's GPUs by host key; hosts with several models are left out.
@@ -144,8 +164,7 @@ def deviations(
             key = number, figure.host, figure.devices
             if key not in best or figure.value > best[key][0].value:
                 best[key] = figure, expectation
-    found = [Deviation(f, e, f.value / e.value) for f, e in best.values()]
-    return [d for d in found if is_far(d.ratio, d.expectation.kind)]
+    return [Deviation(f, e, f.value / e.value) for f, e in best.values()]
 
 
 def is_far(ratio: float, kind: Kind) -> bool:

@@ -25,6 +25,12 @@ Cell = Mapping[str, Any]
 Host = Mapping[str, Any]
 
 MOST_LINES = 16
+WHOSE = {
+    Kind.MEASURED: "others measured",
+    Kind.FLOOR: "an operator asks for at least",
+    Kind.THEORY: "the makers say at most",
+}
+"""What a published figure is, in words."""
 _LINKS = {"h2d": "to the device", "d2h": "from it", "both": "both ways"}
 
 
@@ -32,11 +38,9 @@ def roofline_section(cells: Sequence[Cell], places: Places) -> Iterator[Renderab
     """The measured roof of each GPU, equal words told once, and what bounds each work."""
     figures = device_figures(cells)
     roofs = {p: r for p, r in roofline.roofs(figures).items() if _is_roof(r)}
-    if not roofs:
-        return
     for text, where in _alike({p: _roof_text(r) for p, r in roofs.items()}):
-        yield Prose(f"{_gpus(where, places)}: {text}")
-    for bound, works in _works(figures, roofs).items():
+        yield Prose(f"{gpus_text(where, places)}: {text}")
+    for bound, works in works_by_bound(cells).items():
         yield Prose(f"bound by {bound}: {'; '.join(works)}")
 
 
@@ -44,12 +48,7 @@ def contention_section(
     cells: Sequence[Cell], hosts: Sequence[Host], places: Places
 ) -> Iterator[RenderableType]:
     """What GPUs lose when all are measured at once, by what they share."""
-    paths = {
-        h["key"]: [SharedPath.from_json(p) for p in h["description"].get("shared_paths") or ()]
-        for h in hosts
-    }
-    found = contention.find(device_figures(cells), paths)
-    for loss in _worst_of_each_path(found):
+    for loss in losses(cells, hosts):
         yield Prose(_loss_text(loss, places), style="yellow")
 
 
@@ -57,17 +56,36 @@ def expectations_section(
     cells: Sequence[Cell], hosts: Sequence[Host], places: Places
 ) -> Iterator[RenderableType]:
     """Figures far from published ones; advice, never a verdict."""
-    models = {
-        h["key"]: h["description"]["gpus"][0]["model"]
-        for h in hosts
-        if len(h["description"].get("gpus") or ()) == 1
-    }
-    found = expectations.deviations(device_figures(cells), models)
+    found = expectations.deviations(device_figures(cells), models_of(hosts))
     for deviation in found[:MOST_LINES]:
         yield Prose(_deviation_text(deviation, places), style="yellow")
     if len(found) > MOST_LINES:
         more = count(len(found) - MOST_LINES, "figure")
         yield Prose(f"{more} more far from a published one")
+
+
+def works_by_bound(cells: Sequence[Cell]) -> dict[Bound, list[str]]:
+    """What the work of probes is bound by on the GPUs of a sweep, in words."""
+    figures = device_figures(cells)
+    return _works(figures, roofline.roofs(figures))
+
+
+def losses(cells: Sequence[Cell], hosts: Sequence[Host]) -> list[Contention]:
+    """What GPUs lose when all are measured at once: of each path and host the worst."""
+    paths = {
+        h["key"]: [SharedPath.from_json(p) for p in h["description"].get("shared_paths") or ()]
+        for h in hosts
+    }
+    return _worst_of_each_path(contention.find(device_figures(cells), paths))
+
+
+def models_of(hosts: Sequence[Host]) -> dict[str, str]:
+    """The model of a host's GPUs by host key; hosts with several models are left out."""
+    return {
+        h["key"]: h["description"]["gpus"][0]["model"]
+        for h in hosts
+        if len(h["description"].get("gpus") or ()) == 1
+    }
 
 
 def _is_roof(roof: Roof) -> bool:
@@ -102,7 +120,7 @@ def _alike(
     return shown[:MOST_LINES]
 
 
-def _gpus(where: Sequence[tuple[str, str]], places: Places) -> str:
+def gpus_text(where: Sequence[tuple[str, str]], places: Places) -> str:
     """``GPU 0-3`` of one host; of several, each host's."""
     by_host: dict[str, list[str]] = defaultdict(list)
     for host, device in where:
@@ -161,35 +179,36 @@ def _worst_of_each_path(found: Sequence[Contention]) -> list[Contention]:
 
 def _loss_text(loss: Contention, places: Places) -> str:
     figure = loss.figure
-    size = figure.params.get("bytes")
-    work = _work_name(figure) + (f" {format_bytes(size)}" if isinstance(size, int) else "")
     alone, together, total = (
         quantity(figure.metric, v) for v in (loss.alone, loss.together, loss.total)
     )
-    devices = _gpus([(loss.host, d) for d in loss.devices], places)
-    if loss.path is None:
-        shared = "they share no path that is known"
-    else:
-        shared = f"they share the {loss.path.kind} {clean(loss.path.name)}"
+    devices = gpus_text([(loss.host, d) for d in loss.devices], places)
     return (
         f"{devices}: {together} each with all GPUs at once, {alone} alone "
-        f"({format_percent(loss.share)}), {total} together, in {work}, arm {clean(figure.arm)}; "
-        f"{shared}"
+        f"({format_percent(loss.share)}), {total} together, in {work_text(figure)}, arm "
+        f"{clean(figure.arm)}; {shared_text(loss)}"
     )
+
+
+def shared_text(loss: Contention) -> str:
+    """``they share the PCIe switch 0000:16:00.0``."""
+    if loss.path is None:
+        return "they share no path that is known"
+    return f"they share the {loss.path.kind} {clean(loss.path.name)}"
+
+
+def work_text(figure: DeviceFigure) -> str:
+    """``host_to_device h2d 64 MiB``."""
+    size = figure.params.get("bytes")
+    return _work_name(figure) + (f" {format_bytes(size)}" if isinstance(size, int) else "")
 
 
 def _deviation_text(found: Deviation, places: Places) -> str:
     figure, wanted = found.figure, found.expectation
-    size = figure.params.get("bytes")
-    work = _work_name(figure) + (f" {format_bytes(size)}" if isinstance(size, int) else "")
     told, value = (quantity(figure.metric, v) for v in (figure.value, wanted.value))
-    where = _gpus([(figure.host, d) for d in figure.devices], places)
-    what = {
-        Kind.MEASURED: "others measured",
-        Kind.FLOOR: "an operator asks for at least",
-        Kind.THEORY: "the makers say at most",
-    }[wanted.kind]
+    where = gpus_text([(figure.host, d) for d in figure.devices], places)
     return (
-        f"{where}: {work}: {told} is {found.ratio:.2f} x of the {value} that {what} "
+        f"{where}: {work_text(figure)}: {told} is {found.ratio:.2f} x of the {value} that "
+        f"{WHOSE[wanted.kind]} "
         f"({wanted.source}, {wanted.date})"
     )

@@ -15,7 +15,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from topobench.reading import BENIGN, MEASURED, Status
-from topobench.report import arms_text, copy_fits, gpu_limits, problems, records
+from topobench.report import (
+    arms_text,
+    copy_fits,
+    gpu_limits,
+    prefill_text,
+    problems,
+    records,
+)
 from topobench.report.conditions import conditions_section
 from topobench.report.figures import UNKNOWN
 from topobench.report.hosts import hosts_section
@@ -70,6 +77,7 @@ def _parts(
     yield from section(title, hosts_section(hosts, cells))
     yield from section("VERDICTS", verdicts_section(verdicts, hosts))
     yield from section("MEASURED", _measured(cells, places))
+    yield from section("PREFILL", prefill_text.knees_section(cells, places))
     yield from section("ARMS", arms_text.arms_section(cells))
     yield from section("ROOFLINE", gpu_limits.roofline_section(cells, places))
     yield from section("ALL AT ONCE", gpu_limits.contention_section(cells, hosts, places))

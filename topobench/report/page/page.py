@@ -30,6 +30,7 @@ from topobench.report.page import (
     copying,
     fleet,
     judged,
+    limits,
     prefill,
     wiring,
 )
@@ -202,11 +203,10 @@ def _host_sections(
     """The sections of one host; those without anything go to ``lacking``."""
     key = host["key"]
     cells = [c for c in sight.document["cells"] if c["host"] == key]
-    places = Places.of([host])
     name = f"h{[h['key'] for h in sight.document['hosts']].index(key)}"
     topology = wiring.names_of({key: sight.topologies[key]} if key in sight.topologies else {})
     suffix = f" of {clean(host['name'])}" if named else ""
-    for kind, title, parts in _kinds(name, cells, places, topology.get(key)):
+    for kind, title, parts in _kinds(name, host, cells, topology.get(key)):
         section = _section(f"{name}-{kind}", f"{title}{suffix}", parts)
         if section.parts:
             yield section
@@ -215,8 +215,10 @@ def _host_sections(
 
 
 def _kinds(
-    name: str, cells: Sequence[Document], places: Places, topology: Topology | None
+    name: str, host: Document, cells: Sequence[Document], topology: Topology | None
 ) -> Iterator[tuple[str, str, list[Part]]]:
+    places = Places.of([host])
+
     def of(probe: str) -> list[Document]:
         return [c for c in cells if c["probe"] == probe]
 
@@ -228,8 +230,12 @@ def _kinds(
     yield "paths", "Pairs of GPUs", peers
     yield "memory", "Host memory", list(computing.memory_matrix(name, of("host_memory"), places))
     yield "compute", "GPU compute", list(computing.products(name, cells, places))
-    yield "prefill", "Prefill", list(prefill.prefill(name, cells))
-    yield "roofline", "Roofline", list(computing.roofline(name, cells, places))
+    yield "prefill", "Prefill", list(prefill.prefill(name, cells, places))
+    roofs = [*computing.roofline(name, cells, places), *limits.bounds(cells)]
+    yield "roofline", "Roofline", roofs
+    yield "sharing", "All GPUs at once", list(limits.sharing(cells, host, places))
+    published = list(limits.published(name, cells, host, places))
+    yield "published", "Published figures", published
 
 
 _FILLED_BY = {
@@ -242,6 +248,8 @@ _FILLED_BY = {
     "compute": ("gemm", "topobench probe --probes gemm,device_memory"),
     "prefill": ("prefill", "topobench probe --probes prefill"),
     "roofline": ("gemm", "topobench probe --probes gemm,device_memory"),
+    "sharing": ("", "topobench probe --probes host_to_device --profile standard"),
+    "published": ("", "topobench probe --probes gemm,device_memory,host_to_device"),
 }
 """Section -> the probe whose cells say why it is empty, and what fills it."""
 
@@ -252,6 +260,12 @@ def _missing(kind: str, cells: Sequence[Document]) -> Missing:
         return Missing("the wiring of this host is not stored with the sweep", command)
     if kind == "arms":
         return Missing("fewer than two binding arms were measured on the same devices", command)
+    if kind == "sharing":
+        return Missing(
+            "no GPU loses more than 5 % while all are busy, or none was measured", command
+        )
+    if kind == "published":
+        return Missing("nothing that was measured is published for these GPUs", command)
     own = [c for c in cells if c["probe"] == probe]
     measured = any(c["status"] in MEASURED for c in own)
     reasons = [c["reason"] for c in own if c["reason"]]

@@ -236,6 +236,13 @@ def ceiling(value: float, text: str, number: int = 0) -> tuple[dict[str, Any], d
     return shape, label
 
 
+def upright(value: float) -> dict[str, Any]:
+    """A line at a place of the horizontal axis: the shape."""
+    shape, _ = ceiling(value, "")
+    across = {"xref": "x", "yref": "paper", "x0": value, "x1": value, "y0": 0, "y1": 1}
+    return shape | across
+
+
 def _error(error: tuple[Sequence[float], Sequence[float]], shade: str) -> dict[str, Any]:
     up, down = error
     return {

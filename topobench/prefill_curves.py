@@ -1,0 +1,203 @@
+"""
+Prefill by the length of the prompt: curves, their knees, and where theory bends them. Pure.
+
+Curves of equal work on equal GPUs of a host are one, so that a knee is a host's. What theory
+says stands beside a knee and never decides about it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from topobench import roofline
+from topobench.device_figures import device_figures
+from topobench.knee import Knee, find_knee
+from topobench.probes import shapes
+from topobench.probes.precisions import PRECISIONS, Precision
+from topobench.reading import MEASURED, CiLevel, Scalar
+from topobench.roofline import Roof
+
+Cell = Mapping[str, Any]
+
+PROBE = "prefill"
+LENGTH = "sequence"
+RATE = "tokens_per_second"
+LAUNCHES = "kernel_launch_count"
+ATTENTION_SHARE = 0.25
+"""Share of the arithmetic from which attention, which grows with the square, bends a curve."""
+LONGEST = 1 << 22
+"""Tokens beyond which nothing is predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """
+    Tokens per second by length of one kind of work on one host.
+
+    Args:
+        host: Its key.
+        params: Of the case, without the length, sorted by name.
+        n_devices: GPUs that work together; 0 on a CPU.
+        path_class: Farthest path class among them.
+        device: The first GPU that was measured; None on a CPU.
+        rates: Tokens of the prompt -> medians of processes, ascending.
+        launches: Kernels launched by one forward; None if not counted.
+    """
+
+    host: str
+    params: tuple[tuple[str, Scalar], ...]
+    arm: str
+    n_devices: int
+    path_class: str | None
+    device: str | None = field(default=None, compare=False)
+    rates: Mapping[int, tuple[float, ...]] = field(default_factory=dict, compare=False)
+    launches: float | None = field(default=None, compare=False)
+
+    def param(self, name: str) -> Scalar:
+        """The value of a parameter, None if it has none of that name."""
+        return dict(self.params).get(name)
+
+    @property
+    def medians(self) -> dict[int, float]:
+        """Tokens of the prompt -> median over the processes."""
+        return {n: statistics.median(found) for n, found in self.rates.items()}
+
+    @property
+    def knee(self) -> Knee:
+        """Where growth ends; why there is none, else."""
+        several = min(len(found) for found in self.rates.values()) > 1
+        level = CiLevel.BETWEEN if several else CiLevel.WITHIN
+        medians = self.medians
+        return find_knee([*medians], [*medians.values()], level=level)
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """
+    Lengths at which theory expects a bend, in tokens; None where it is not known.
+
+    Args:
+        launch: Launching the kernels takes as long as their arithmetic (mode ``eager``).
+        ridge: Arithmetic overtakes reading the weights, by the ceilings of the same sweep.
+        attention: Attention is a quarter of the arithmetic.
+    """
+
+    launch: float | None = None
+    ridge: float | None = None
+    attention: float | None = None
+
+
+def curves(cells: Sequence[Cell]) -> list[Curve]:
+    """
+    Every curve of a sweep, in the order of the cells.
+
+    Args:
+        cells: Of a sweep document; only those that ended ``ok`` or ``partial`` count.
+    """
+    rates: dict[Curve, dict[int, list[float]]] = {}
+    launches: dict[Curve, float] = {}
+    for cell in cells:
+        length, whole = cell["params"].get(LENGTH), _whole(cell)
+        if cell["probe"] != PROBE or cell["status"] not in MEASURED:
+            continue
+        if isinstance(length, int) and whole.get(RATE):
+            curve = _curve(cell)
+            rates.setdefault(curve, {}).setdefault(length, []).append(whole[RATE])
+            if whole.get(LAUNCHES):
+                launches.setdefault(curve, whole[LAUNCHES])
+    return [
+        _filled(curve, {n: tuple(found[n]) for n in sorted(found)}, launches.get(curve))
+        for curve, found in rates.items()
+    ]
+
+
+def predicted(curve: Curve, roofs: Mapping[tuple[str, str], Roof]) -> Predicted:
+    """
+    Where theory expects the curve to bend.
+
+    Args:
+        roofs: Measured in the same sweep, by host and GPU (:func:`roofs_of`).
+    """
+    try:
+        shape = shapes.shape_of(str(curve.param("shape")))
+    except ValueError:  # a shape that this version does not know
+        return Predicted()
+    batch, dtype = curve.param("batch"), str(curve.param("dtype"))
+    many = batch if isinstance(batch, int) else 1
+    roof = roofs.get((curve.host, curve.device or ""), Roof())
+    attention = _first(lambda n: shapes.attention_share(shape, n) >= ATTENTION_SHARE)
+    precision = PRECISIONS.get(dtype)
+    if precision is None:
+        return Predicted(attention=attention)
+    ridge = roof.ridge(precision.product)
+    return Predicted(
+        launch=_launch(curve, shape, many, roof, precision.product),
+        ridge=None if ridge is None else ridge * _bytes_by_flop(shape, many, precision),
+        attention=attention,
+    )
+
+
+def roofs_of(cells: Sequence[Cell]) -> dict[tuple[str, str], Roof]:
+    """The measured roof of each GPU of a sweep, by host and device key."""
+    return roofline.roofs(device_figures(cells))
+
+
+def _whole(cell: Cell) -> dict[str, float]:
+    return {r["metric"]: r["median"] for r in cell["readings"] if not r["point"] and r["median"]}
+
+
+def _curve(cell: Cell) -> Curve:
+    return Curve(
+        host=cell["host"],
+        params=tuple(sorted((k, v) for k, v in cell["params"].items() if k != LENGTH)),
+        arm=cell["arm"],
+        n_devices=len(cell["devices"]),
+        path_class=cell.get("path_class"),
+        device=next(iter(cell["devices"]), None),
+    )
+
+
+def _filled(curve: Curve, rates: Mapping[int, tuple[float, ...]], launches: float | None) -> Curve:
+    return replace(curve, rates=rates, launches=launches)
+
+
+def _bytes_by_flop(shape: shapes.Shape, batch: int, precision: Precision) -> float:
+    """Of one token: every weight is read once, and multiplied by each token that meets it."""
+    read = sum(m.parameters for m in shape.matrices()) * precision.weight_bits / 8
+    return read / (2.0 * sum(m.parameters * m.use for m in shape.matrices()) * batch)
+
+
+def _launch(
+    curve: Curve, shape: shapes.Shape, batch: int, roof: Roof, product: str
+) -> float | None:
+    speed = roof.flop.get(product)
+    if curve.param("mode") != "eager" or not (curve.launches and roof.launch and speed):
+        return None
+    launching, many = curve.launches * roof.launch, max(curve.n_devices, 1)
+    return _first(lambda n: shapes.flop(shape, n, batch) / (speed * many) >= launching)
+
+
+def _first(reached: Callable[[int], bool]) -> float | None:
+    """The smallest length for which something holds, as it does for every longer one."""
+    if not reached(LONGEST):
+        return None
+    low, high = 0, LONGEST
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return float(high)
+
+
+def labels(found: Sequence[Curve]) -> Iterator[str]:
+    """What tells each curve from the others: the parameters that vary, GPUs, then the arm."""
+    names = dict.fromkeys(n for c in found for n, _ in c.params)
+    varying = [n for n in names if len({c.param(n) for c in found}) > 1]
+    several = len({(c.n_devices, c.path_class) for c in found}) > 1
+    for curve in found:
+        words = [f"{n} {curve.param(n)}" for n in varying]
+        if several and curve.n_devices > 1:
+            words.append(f"{curve.n_devices} GPUs {curve.path_class or ''}".strip())
+        yield ", ".join([*words, curve.arm])
