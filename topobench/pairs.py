@@ -22,15 +22,20 @@ def every_round(count: int) -> list[list[Pair]]:
 
     The lower number of a pair comes first.
     """
+    return [_round(count, number) for number in range(_round_count(count))]
+
+
+def _round_count(count: int) -> int:
+    return count + count % 2 - 1 if count > 1 else 0
+
+
+def _round(count: int, number: int) -> list[Pair]:
+    """Who meets after so many steps round the circle."""
     even = count + count % 2
-    circle = list(range(even))
-    found = []
-    for _ in range(even - 1 if count > 1 else 0):
-        opposite = zip(circle[: even // 2], reversed(circle[even // 2 :]), strict=True)
-        met = [(min(a, b), max(a, b)) for a, b in opposite]
-        found.append([pair for pair in met if pair[1] < count])  # the one too many rests
-        circle = [circle[0], circle[-1], *circle[1:-1]]
-    return found
+    circle = [0, *((place - number) % (even - 1) + 1 for place in range(even - 1))]
+    opposite = zip(circle[: even // 2], reversed(circle[even // 2 :]), strict=True)
+    met = (_ordered(a, b) for a, b in opposite)
+    return [pair for pair in met if pair[1] < count]  # the one too many rests
 
 
 def rounds(count: int, generator: random.Random, *, every: bool) -> list[list[Pair]]:
@@ -42,11 +47,10 @@ def rounds(count: int, generator: random.Random, *, every: bool) -> list[list[Pa
             each host to meet several others, whose faults would have to coincide.
     """
     seats = generator.sample(range(count), count)
-    drawn = every_round(count)
-    drawn = generator.sample(drawn, len(drawn))
+    numbers = generator.sample(range(_round_count(count)), _round_count(count))
     if not every or count > EVERY_PAIR_UP_TO:
-        drawn = drawn[: enough_rounds(count)]
-    return [[_ordered(seats[a], seats[b]) for a, b in one] for one in drawn]
+        numbers = numbers[: enough_rounds(count)]
+    return [[_ordered(seats[a], seats[b]) for a, b in _round(count, n)] for n in numbers]
 
 
 def enough_rounds(count: int) -> int:

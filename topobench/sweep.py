@@ -11,6 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from topobench.errors import AgentError
@@ -73,7 +74,8 @@ def drive(
         attempts: Attempt number by cell; 1 where absent.
 
     Returns:
-        Every run, in the order committed.
+        Every run, in the order committed, with nothing but its figures: there are hundreds
+        of thousands of them.
     """
     planned = [c for c in cells if c.status is Status.PLANNED]
     by_host: dict[str, list[Cell]] = {}
@@ -140,13 +142,19 @@ def _collect(
                 watcher.cell_started(cell)
                 continue
             recorder.put_run(run)
-            runs.append(run)
             watcher.run_finished(cell, run)
+            runs.append(_figures_of(run))
     except BaseException:  # nobody listens any more: no worker may go on measuring
         stop.set()
         _cancel(agents)
         raise
     return runs
+
+
+def _figures_of(run: Run) -> Run:
+    """A run without its samples and surroundings."""
+    readings = tuple(replace(r, samples=()) for r in run.readings)
+    return replace(run, readings=readings, environment={}, conditions={}, log_tail="")
 
 
 def _cancel(agents: Sequence[Agent]) -> None:

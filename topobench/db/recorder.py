@@ -7,8 +7,11 @@ the end everything is brought into the store if it is back.
 
 from __future__ import annotations
 
+import pickle
 import tempfile
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,7 +25,8 @@ from topobench.errors import StoreError, StoreUnreachable
 from topobench.host import Host
 from topobench.reading import Cell, Run
 
-_Call = tuple[str, dict[str, Any]]
+_Call = tuple[str, dict[str, Any] | bytes]
+"""A call of the writer; the arguments of ``put_run`` are packed."""
 
 
 class Recorder:
@@ -182,7 +186,7 @@ class Recorder:
             Store.open(f"sqlite:///{folder}/sweep.db") as replay,
         ):
             for op, data in self._calls:
-                perform(replay, op, data)
+                perform(replay, op, _unpacked(data) if isinstance(data, bytes) else data)
             document = replay.sweep_document(self._sweep)
         return {**document, "store": str(self._folder)}
 
@@ -198,18 +202,21 @@ class Recorder:
             except StoreUnreachable as error:
                 self._begin_spool(error)
             else:
-                self._calls.append((op, data))
+                self._keep(op, data)
                 return done
         assert self._spool is not None
         self._spool.append(op, data)
-        self._calls.append((op, data))
+        self._keep(op, data)
         return None
+
+    def _keep(self, op: str, data: dict[str, Any]) -> None:
+        self._calls.append((op, _packed(data) if op == "put_run" else data))
 
     def _begin_spool(self, error: StoreError) -> None:
         """Go on with the spool; it begins with what the runs in it rest on."""
         self._spool = Spool(self._folder, self._sweep or "sweep")
         for op, data in self._calls:
-            if op != "put_run":
+            if not isinstance(data, bytes):
                 self._spool.append(op, data)
         self._warn(f"{error}; results go to {self._folder} from here on: {self._advice()}")
 
@@ -228,3 +235,18 @@ class Recorder:
 
     def _advice(self) -> str:
         return f"bring them in with `topobench db import {self._folder} --store {self.url}`"
+
+
+def _packed(data: Mapping[str, Any]) -> bytes:
+    """
+    The arguments of ``put_run`` in a few hundred bytes: they are kept for the whole sweep.
+
+    Without samples, which no document shows.
+    """
+    run: Run = data["run"]
+    readings = tuple(replace(r, samples=()) for r in run.readings)
+    return zlib.compress(pickle.dumps(replace(run, readings=readings)), 1)
+
+
+def _unpacked(packed: bytes) -> dict[str, Any]:
+    return {"run": pickle.loads(zlib.decompress(packed))}
