@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -141,6 +142,31 @@ def test_a_store_that_takes_nothing_ends_the_sweep_and_its_workers() -> None:
     with pytest.raises(StoreUnreachable):
         drive(plan("h1"), [agent], Store(StoreUnreachable("gone")))
     assert agent.cancelled.wait(5)
+
+
+def test_hosts_wait_for_a_store_that_is_slower_than_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the runs of many hosts would pile up in the driver's memory."""
+    monkeypatch.setattr(sweep, "MOST_WAITING", 4)
+    made: list[Run] = []
+    ahead: list[int] = []
+
+    def counted(cells: Sequence[Cell]) -> Iterator[Run]:
+        for run in good(cells):
+            made.append(run)
+            yield run
+
+    class Slow(Store):
+        def put_run(self, run: Run) -> None:
+            time.sleep(0.005)
+            super().put_run(run)
+            ahead.append(len(made) - len(self.runs))
+
+    store = Slow()
+    drive(plan("h1", batches=1, size=40), [Agent("h1", counted)], store)
+    assert [r.id for r in store.runs] == [r.id for r in made]
+    assert 0 < max(ahead) <= 4
 
 
 def test_a_stop_leaves_later_batches_planned() -> None:

@@ -8,7 +8,7 @@ meet. One thread a host asks its agent for runs; only the calling thread writes.
 
 from __future__ import annotations
 
-import queue
+import collections
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -53,7 +53,40 @@ class Watcher(Protocol):
 
 
 _Done = str
-_Events = queue.Queue[Event | _Done]
+MOST_WAITING = 2000
+"""Runs that may wait for the store. With more, hosts wait with their next worker."""
+
+
+class _Events:
+    """What happens on all hosts, for the one thread that writes; senders wait if it is behind."""
+
+    def __init__(self) -> None:
+        self._waiting: collections.deque[Event | _Done] = collections.deque()
+        self._lock = threading.Lock()
+        self._some, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._deaf = False
+
+    def put(self, event: Event | _Done) -> None:
+        """Give one, however long that takes; nothing once nobody listens."""
+        with self._lock:
+            self._room.wait_for(lambda: self._deaf or len(self._waiting) < MOST_WAITING)
+            if not self._deaf:
+                self._waiting.append(event)
+                self._some.notify()
+
+    def get(self, seconds: float) -> Event | _Done | None:
+        """The next one, or None if there is none in time."""
+        with self._lock:
+            if not self._some.wait_for(lambda: self._waiting, seconds):
+                return None
+            self._room.notify()
+            return self._waiting.popleft()
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        with self._lock:
+            self._deaf = True
+            self._room.notify_all()
 
 
 def drive(
@@ -82,7 +115,7 @@ def drive(
     for cell in planned:
         if not cell.hosts:
             by_host.setdefault(cell.host, []).append(cell)
-    events: _Events = queue.Queue()
+    events = _Events()
     numbers = attempts or {}
     lost: dict[str, str] = {}
     workers = [
@@ -130,9 +163,8 @@ def _collect(
             if stop.is_set() and not cancelled:
                 cancelled = True
                 _cancel(agents)
-            try:
-                event = events.get(timeout=0.2)
-            except queue.Empty:
+            event = events.get(0.2)
+            if event is None:
                 continue
             if isinstance(event, _Done):
                 hosts -= 1
@@ -146,6 +178,7 @@ def _collect(
             runs.append(_figures_of(run))
     except BaseException:  # nobody listens any more: no worker may go on measuring
         stop.set()
+        events.close()
         _cancel(agents)
         raise
     return runs
