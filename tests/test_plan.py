@@ -51,19 +51,23 @@ class TestSmallHost:
         assert reasons(self.plan().cells) == [
             *((name, "none", Status.SKIPPED, ReasonCode.NO_GPU) for name in ON_GPUS),
             ("host_network", "none", Status.SKIPPED, ReasonCode.NEEDS_2_HOSTS),
+            ("prefill", "local", Status.NOT_APPLICABLE, ReasonCode.ONE_NUMA_NODE),
+            ("prefill", "spread", Status.NOT_APPLICABLE, ReasonCode.ONE_NUMA_NODE),
             ("all_reduce", "none", Status.SKIPPED, ReasonCode.NEEDS_2_CPUS),
             ("all_reduce", "local", Status.NOT_APPLICABLE, ReasonCode.ONE_NUMA_NODE),
             ("all_reduce", "spread", Status.NOT_APPLICABLE, ReasonCode.ONE_NUMA_NODE),
         ]
 
     def test_the_rest_runs(self) -> None:
+        told = ("op", "shape", "bytes")
         found = [
-            (c.case.probe, c.case.params.get("op") or c.case.params["bytes"], c.arm.name, c.ranks)
+            (c.case.probe, next(filter(None, map(c.case.params.get, told))), c.arm.name, c.ranks)
             for c in planned(self.plan().cells)
         ]
         assert found == [
             ("host_memory", "copy", "cpu0-mem0", 1),
             ("host_memory", "triad", "cpu0-mem0", 1),
+            ("prefill", "tiny", "none", 1),
             ("all_reduce", 8192, "none", 2),
             ("all_reduce", 2**20, "none", 2),
             ("all_reduce", 64 * 2**20, "none", 2),
@@ -76,11 +80,11 @@ class TestSmallHost:
 
     def test_one_worker_runs_all_cells_of_its_arm(self) -> None:
         found = [[c.case.probe for c in batch] for batch in batches(self.plan().cells)]
-        assert found == [["host_memory"] * 2, ["all_reduce"] * 3]
+        assert found == [["host_memory"] * 2, ["prefill"], ["all_reduce"] * 3]
 
     def test_the_estimate_is_cells_and_start_ups(self) -> None:
         plan = self.plan()
-        expected = 2 * CPU_START_SECONDS + sum(c.estimated_seconds for c in planned(plan.cells))
+        expected = 3 * CPU_START_SECONDS + sum(c.estimated_seconds for c in planned(plan.cells))
         assert plan.estimated_seconds == pytest.approx(expected)
         assert plan.gpu_hours == 0
 
@@ -88,7 +92,7 @@ class TestSmallHost:
         assert 5 < self.plan().estimated_seconds <= 37
 
     def test_counts_are_by_status(self) -> None:
-        assert self.plan().counts == {"planned": 5, "skipped": 6, "not_applicable": 2}
+        assert self.plan().counts == {"planned": 6, "skipped": 6, "not_applicable": 4}
 
     def test_a_host_that_denies_memory_policies_still_has_its_arms(self) -> None:
         """The launcher binds CPUs and labels the run; the plan stays the same."""
@@ -97,7 +101,7 @@ class TestSmallHost:
 
     def test_one_cpu_has_no_gang(self) -> None:
         plan = make_plan(configured(), [host(small(cpus=1))], seed=1)
-        assert {c.case.probe for c in planned(plan.cells)} == {"host_memory"}
+        assert {c.case.probe for c in planned(plan.cells)} == {"host_memory", "prefill"}
         assert [c.ranks for c in plan.cells if c.case.probe == "all_reduce"] == [2, 4]
 
     def test_without_torch_gangs_are_skipped(self) -> None:

@@ -29,7 +29,7 @@ from topobench.config import BindingChoice, ClusterConfig, ProbeChoice
 from topobench.errors import UsageError
 from topobench.host import Host
 from topobench.probes import registry
-from topobench.probes.protocol import Arms, Probe, build, fields_of
+from topobench.probes.protocol import Arms, Probe, build, fields_of, suited
 from topobench.reading import Arm, Binding, Case, Cell, Reason, ReasonCode, Scalar, Status
 from topobench.selection import (
     GPU_OR_CPU,
@@ -44,7 +44,6 @@ from topobench.topology import Gpu, Topology
 from topobench.units import format_bytes
 from topobench.user_command import Definition
 
-AUTO = "auto"
 Timed = tuple[Case, float]
 """A case and about how long it takes, seconds without start-up."""
 UNBOUND = Arm(Binding("none"))
@@ -102,6 +101,8 @@ class Choice:
         absent = gpus.lack is not None and gpus.lack.reason.code is ReasonCode.NO_GPU
         if absent not in self._placed:
             params = {name: self._suited(name, absent) for name in self.values}
+            if absent and AT_ONCE in params:
+                params[AT_ONCE] = ("one",)
             self._placed[absent] = Choice(ProbeChoice(self.probe.name, params), on_cpus=absent)
         return self._placed[absent]
 
@@ -146,10 +147,10 @@ class Choice:
         return tuple(r for r in self.values.get("ranks", (2,)) if isinstance(r, int))
 
     def _suited(self, name: str, on_cpus: bool) -> tuple[Scalar, ...]:
-        """Values of a parameter, each once, with what ``auto`` stands for."""
-        suited = fields_of(self.probe)[name].metadata["auto"]
-        values = self.values[name]
-        return tuple(dict.fromkeys(suited[on_cpus] if suited and v == AUTO else v for v in values))
+        """Values of a parameter on GPUs or CPUs, each once."""
+        declared = fields_of(self.probe)[name]
+        found = (suited(declared, value, on_cpus=on_cpus) for value in self.values[name])
+        return tuple(dict.fromkeys(found))
 
     def _timed(self, params: dict[str, Scalar]) -> Timed:
         try:

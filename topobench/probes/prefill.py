@@ -7,9 +7,10 @@ against float32 before; ``probes.prefill_case`` does the measuring.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 from topobench.errors import ProbeUnavailable
 from topobench.probes import attention, gemm, precisions, prefill_metrics
@@ -20,7 +21,15 @@ from topobench.probes.forward import MODES, compiler
 from topobench.probes.metrics import FLOP
 from topobench.probes.precisions import PRECISIONS, Precision
 from topobench.probes.prefill_case import DEVICE_SECONDS, WALL_SECONDS, Case
-from topobench.probes.protocol import Arms, Kind, WorkerContext, one_or_all, parameter
+from topobench.probes.protocol import (
+    Arms,
+    Kind,
+    WorkerContext,
+    fields_of,
+    one_or_all,
+    parameter,
+    suited,
+)
 from topobench.probes.shapes import SHAPE_HELP, Shape, flop, shape_of
 from topobench.probes.transformer import Place, Transformer
 from topobench.reading import Metric, Reading, ReasonCode
@@ -30,6 +39,7 @@ AUTO = "auto"
 """The shape or mode that suits the device: the planner names it before a case is stored."""
 ON_GPUS, ON_CPUS = "llama3-8b", "tiny"
 MODE_ON = ("graph", "eager")
+TOKENS_ON = (2048, 256)
 WIDEST_ON_CPUS = 1024
 COMPILE_SECONDS = 20.0
 ASSUMED_FLOP_PER_SECOND = {
@@ -37,7 +47,8 @@ ASSUMED_FLOP_PER_SECOND = {
     "int4": 4e14,
 }  # fmt: skip
 """Of a whole model on a large GPU, for estimates."""
-ASSUMED_ON_CPUS = 5e9
+ASSUMED_ON_CPUS = 2e10
+SET_UP_SECONDS = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +95,13 @@ class Prefill:
         f"auto is {MODE_ON[0]} on GPUs, {MODE_ON[1]} on CPUs",
     )
     batch: int = parameter(1, minimum=1, maximum=4096, help="sequences of one pass")
-    sequence: int = parameter(
-        2048, minimum=2, maximum=1 << 20, help="tokens of each sequence's prompt"
+    sequence: int | None = parameter(
+        None,
+        minimum=2,
+        maximum=1 << 20,
+        auto=TOKENS_ON,
+        help="tokens of each sequence's prompt; "
+        f"by default {TOKENS_ON[0]} on GPUs, {TOKENS_ON[1]} on CPUs",
     )
     at_once: str = one_or_all()
 
@@ -104,23 +120,37 @@ class Prefill:
             ResultInvalid: ``wrong_data``: logits are not those of float32, or change.
         """
         with accelerator(context) as device, memory_named(lambda: BENCH.drop(device)):
-            yield from self._readings(device, context)
+            yield from self.on(device)._readings(device, context)
+
+    def on(self, device: Accelerator) -> Prefill:
+        """The same case with what is left to the device named."""
+        on_cpus = device.capability is None
+        values = {
+            name: suited(declared, getattr(self, name), on_cpus=on_cpus)
+            for name, declared in fields_of(Prefill).items()
+        }
+        return dataclasses.replace(self, **cast(Any, values))
+
+    @property
+    def tokens(self) -> int:
+        """Of each sequence; on GPUs if it is left to the device."""
+        return self.sequence or TOKENS_ON[0]
 
     def estimated_seconds(self) -> float:
         """As on a large GPU; of narrow models as on CPUs."""
         shape = shape_of(ON_GPUS if self.shape == AUTO else self.shape)
         large = shape.width > WIDEST_ON_CPUS
         rate = ASSUMED_FLOP_PER_SECOND[self.dtype] if large else ASSUMED_ON_CPUS
-        once = 1e-4 + flop(shape, self.sequence, self.batch) / rate / self.tensor_parallel
+        once = 1e-4 + flop(shape, self.tokens, self.batch) / rate / self.tensor_parallel
         device = max(min(25 * once, DEVICE_SECONDS), 12 * once)
         walls = max(min(25 * once, WALL_SECONDS), 12 * once)
         compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
-        return 0.7 + device + walls + 12 * once + compiling
+        return SET_UP_SECONDS + device + walls + 12 * once + compiling
 
     def _readings(self, device: Accelerator, context: WorkerContext) -> list[Reading]:
         """All readings: no setting of torch's holds while the worker sends them."""
         torch, precision = device.torch, PRECISIONS[self.dtype]
-        shape, mode = self._suited(device)
+        shape = shape_of(self.shape)
         self._require(device, shape, precision, context)
         with torch.no_grad(), gemm.float32_products(torch, self.dtype == "tf32"):
             place = Place(device.device)
@@ -128,21 +158,15 @@ class Prefill:
             ceiling = BENCH.ceiling(device, precision.product)
             model = BENCH.take(device, shape, precision, place)
             model.backend = self._backend(device, model, context)
-            with attention.only(torch, model.backend), compiler(torch, mode):
-                case = Case(device, context, model, self.batch, self.sequence)
-                return [*case.readings(mode, expected, ceiling)]
-
-    def _suited(self, device: Accelerator) -> tuple[Shape, str]:
-        """The shape and mode, where they were left to the device."""
-        on_cpus = device.capability is None
-        shape = (ON_GPUS, ON_CPUS)[on_cpus] if self.shape == AUTO else self.shape
-        return shape_of(shape), MODE_ON[on_cpus] if self.mode == AUTO else self.mode
+            with attention.only(torch, model.backend), compiler(torch, self.mode):
+                case = Case(device, context, model, self.batch, self.tokens)
+                return [*case.readings(self.mode, expected, ceiling)]
 
     def _require(
         self, device: Accelerator, shape: Shape, precision: Precision, context: WorkerContext
     ) -> None:
         """Refuse what this device or case cannot be."""
-        precisions.require(precision, device.capability, self.batch * self.sequence)
+        precisions.require(precision, device.capability, self.batch * self.tokens)
         why = None
         if shape.experts and not precision.plain:
             why = f"torch multiplies no stacks of experts in {precision.name}"
@@ -159,7 +183,7 @@ class Prefill:
         self, device: Accelerator, shape: Shape, precision: Precision, place: Place
     ) -> Footprint:
         """What the case needs, if there is so much."""
-        expected = footprint(shape, precision, self.sequence, self.batch, attention=self.attention)
+        expected = footprint(shape, precision, self.tokens, self.batch, attention=self.attention)
         if not BENCH.holds(shape, precision, place):
             BENCH.drop(device)
         needed = expected.total - (expected.weights if BENCH.model else 0)
@@ -179,7 +203,7 @@ class Prefill:
         def timed(backend: str) -> float:
             model.backend = backend
             with attention.only(device.torch, backend):
-                return attention.seconds(device, model, self.batch, self.sequence)
+                return attention.seconds(device, model, self.batch, self.tokens)
 
         chosen, tried = attention.choose(device.torch, device.device, self.attention, timed)
         context.note("attention", chosen)

@@ -59,7 +59,8 @@ def parameter(
         help: One line: what it is, its unit and what None means.
         later: Declared after the probe was first published: a case does not name it while it
             has its default, so that older series go on.
-        auto: What the value ``auto`` stands for on GPUs, and on CPUs; the planner names it.
+        auto: What the value ``auto`` (of numbers: None) stands for on GPUs, and on CPUs; the
+            planner names it.
     """
     metadata = {
         "help": help,
@@ -154,6 +155,12 @@ class Probe(Protocol):
 def fields_of(probe: type[Probe]) -> Mapping[str, dataclasses.Field[Any]]:
     """The declared parameters of a probe, in order."""
     return {f.name: f for f in dataclasses.fields(cast(Any, probe))}
+
+
+def suited(declared: dataclasses.Field[Any], value: Scalar, *, on_cpus: bool) -> Scalar:
+    """A parameter's value on GPUs or CPUs; what ``auto`` or None stand for, where they do."""
+    pair: tuple[Scalar, Scalar] | None = declared.metadata["auto"]
+    return value if pair is None or value not in ("auto", None) else pair[on_cpus]
 
 
 def build(probe: type[Probe], params: Mapping[str, Scalar]) -> Probe:
