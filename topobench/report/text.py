@@ -25,7 +25,9 @@ from topobench.report import (
 )
 from topobench.report.conditions import conditions_section
 from topobench.report.figures import UNKNOWN
+from topobench.report.gangs import collectives_section
 from topobench.report.hosts import hosts_section
+from topobench.report.nccl_table import CollectiveTables, is_collective
 from topobench.report.network import network_section
 from topobench.report.notes import notes
 from topobench.report.probe_tables import ProbeTables
@@ -79,6 +81,7 @@ def _parts(
     yield from section("MEASURED", _measured(cells, places))
     yield from section("PREFILL", prefill_text.knees_section(cells, places))
     yield from section("ARMS", arms_text.arms_section(cells))
+    yield from section("COLLECTIVES", collectives_section(cells, places))
     yield from section("ROOFLINE", gpu_limits.roofline_section(cells, places))
     yield from section("ALL AT ONCE", gpu_limits.contention_section(cells, hosts, places))
     yield from section("EXPECTED", gpu_limits.expectations_section(cells, hosts, places))
@@ -125,7 +128,8 @@ def _measured(cells: Sequence[Document], places: records.Places) -> Iterator[Ren
     for probe in dict.fromkeys(c["probe"] for c in cells):
         own = [c for c in cells if c["probe"] == probe]
         if figures := records.records(own, places):
-            yield ProbeTables(probe, figures, _unit(own, places), list(notes(own)))
+            tables = ProbeTables(probe, figures, _unit(own, places), list(notes(own)))
+            yield CollectiveTables(tables, own, places) if is_collective(own) else tables
             if parts := records.records(own, places, each_gpu=True):
                 yield Text("")
                 yield ProbeTables(f"{probe}, each GPU", parts, "GPU")

@@ -10,8 +10,9 @@ from typing import Any
 from topobench.probes.metrics import BANDWIDTH, BUSBW, LATENCY
 from topobench.reading import MEASURED
 from topobench.report import figures
+from topobench.report.gangs import gang_facts
 from topobench.report.page import plots, wiring
-from topobench.report.page.parts import Figure, Head, Part, Table
+from topobench.report.page.parts import Figure, Head, Paragraph, Part, Table
 from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.stats import interval
@@ -30,7 +31,7 @@ _BINDINGS = ("none", "local")
 def collectives(
     name: str, cells: Sequence[Cell], places: Places, topology: Topology | None
 ) -> Iterator[Part]:
-    """Two figures a gang, the largest gangs first: bandwidth and latency by size."""
+    """Two figures a gang, the largest gangs first: bandwidth and latency by size; then tables."""
     gangs: dict[Any, list[Cell]] = defaultdict(list)
     for cell in cells:
         is_collective = any(r["metric"] == BUSBW.name for r in cell["readings"])
@@ -45,6 +46,10 @@ def collectives(
         ceilings = wiring.slowest(topology, devices) if topology and devices else []
         yield _bandwidths(f"{name}-busbw{number}", words, found, ceilings)
         yield _latencies(f"{name}-latency{number}", words, found)
+    for facts in gang_facts(cells, places):
+        yield Paragraph(f"{facts.title}. {facts.lead}")
+        heads = [Head(" ".join(title.split()), number=number) for title, number in facts.heads]
+        yield Table(heads, facts.rows, facts.title).limited()
 
 
 def _of_one_binding(cells: Sequence[Cell]) -> list[Cell]:
