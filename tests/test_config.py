@@ -561,7 +561,7 @@ class TestDocumentation:
 
     def test_its_examples_load(self, tmp_path: Path) -> None:
         examples = re.findall(r"```yaml\n(.*?)```", self.text, re.DOTALL)
-        assert len(examples) == 3
+        assert len(examples) == 4
         for example in examples:
             assert load(tmp_path, example).probes
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from topobench import config_commands, config_fields, yaml_strict
+from topobench import config_commands, config_fields, config_servers, yaml_strict
 from topobench.config_fields import (
     BindingChoice,
     Fields,
@@ -40,6 +40,8 @@ from topobench.probes import registry
 from topobench.probes.protocol import Kind, fields_of
 from topobench.reading import MemoryPolicy, Scalar
 from topobench.retention import STANDARD, Retention
+from topobench.server_definition import PROBE as SERVING
+from topobench.server_definition import Server
 from topobench.units import parse_count, parse_duration
 from topobench.user_command import PROBE as COMMAND
 from topobench.user_command import Definition
@@ -126,6 +128,7 @@ class ClusterConfig:
         devices: Selected GPUs (index, UUID or its start, PCI address); empty for all.
         seed: Of the order of cells; None draws one a sweep.
         commands: The user's own benchmarks; those among ``probes`` run.
+        servers: What the probe ``serving`` loads; those among ``probes`` are.
         source: The file it came from.
     """
 
@@ -149,6 +152,7 @@ class ClusterConfig:
     idle: Idle = BUSY_OR_NOT
     health: Rules = HEALTH
     commands: tuple[Definition, ...] = ()
+    servers: tuple[Server, ...] = ()
     source: str | None = field(default=None, compare=False)
 
     def expectation_for(self, host: Host) -> HostExpectation | None:
@@ -185,6 +189,7 @@ KEYS: Parsers = {
     "health": config_fields.health,
     "retention": config_fields.retention,
     "commands": config_commands.commands,
+    "servers": config_servers.servers,
 }
 """Every key of cluster.yaml and how it is read."""
 
@@ -245,6 +250,7 @@ def _merged(
     _check_sets(sets, probes, fields)
     where = "--probes" if overrides.probes is not None else str(path or "probes")
     probes = config_commands.chosen(probes, given.get("commands", ()), where, fields)
+    probes = config_servers.chosen(probes, given.get("servers", ()), where, fields)
     _check_name(path, given, fields)
     if fields.mistakes:
         raise ConfigError(fields.mistakes)
@@ -320,6 +326,7 @@ def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
         "health": _health_yaml(config.health),
         "retention": _retention_yaml(config.retention),
         "commands": {d.name: config_commands.to_yaml(d) for d in config.commands},
+        "servers": {s.name: config_servers.to_yaml(s) for s in config.servers},
     }
     # An empty list of probes, bindings or rings says something; the others say nothing.
     kept = ("probes", "bindings", "rings")
@@ -511,11 +518,13 @@ def _present(value: RayConfig | HostExpectation) -> dict[str, Any]:
 
 
 def _probes_yaml(probes: Sequence[ProbeChoice]) -> Iterator[dict[str, Any]]:
-    """Each probe once; the commands are described in a section of their own."""
+    """Each probe once; commands and servers are described in sections of their own."""
     names = config_commands.names_chosen(probes)
     for probe in probes:
-        if probe.name != COMMAND:
+        if probe.name not in (COMMAND, SERVING):
             yield {probe.name: _probe_yaml(probe)}
+    if (serving := config_servers.as_written(probes)) is not None:
+        yield {SERVING: _probe_yaml(serving)}
     if names:
         yield {COMMAND: {"command": list(names)}}
 

@@ -120,7 +120,7 @@ def _choices(
         yield ProbeChoice(PROBE, params)
 
 
-def _argv(fields: Fields, node: Node, key: str) -> tuple[str, ...] | None:
+def arguments(fields: Fields, node: Node, key: str) -> tuple[str, ...] | None:
     """A program and its arguments; equal ones may follow each other, quoted ones be empty."""
     if not isinstance(node, Listing) or not node.items:
         fields.wrong(node.where, key, "expected a list: [PROGRAM, ARGUMENT ...]; no shell reads it")
@@ -138,7 +138,7 @@ def _argv(fields: Fields, node: Node, key: str) -> tuple[str, ...] | None:
     return tuple(found)
 
 
-def _env(fields: Fields, node: Node, key: str) -> dict[str, str]:
+def public_environment(fields: Fields, node: Node, key: str) -> dict[str, str]:
     found = environment(fields, node, key)
     for name, value in found.items():
         if _SECRET.search(name) or mask_urls(value) != value:
@@ -148,7 +148,10 @@ def _env(fields: Fields, node: Node, key: str) -> dict[str, str]:
 
 
 def _environments(fields: Fields, node: Node, key: str) -> tuple[dict[str, str], ...]:
-    found = [(item.where, _env(fields, item, name)) for name, item in fields.items(node, key)]
+    found = [
+        (item.where, public_environment(fields, item, name))
+        for name, item in fields.items(node, key)
+    ]
     return fields.unique([(_env_text(env), where, env) for where, env in found], key)
 
 
@@ -192,7 +195,7 @@ def _metric_yaml(metric: CommandMetric) -> dict[str, str]:
     return {**pattern, "unit": metric.unit, "better": word}
 
 
-def _seconds(text: str) -> float:
+def positive_seconds(text: str) -> float:
     seconds = parse_duration(text)
     if seconds <= 0:
         raise ValueError(f"{text!r} is no time; expected a duration such as 90s")
@@ -208,13 +211,13 @@ def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _PARSERS: Parsers = {
-    "argv": _argv,
-    "version": _argv,
+    "argv": arguments,
+    "version": arguments,
     "gpus": value_of(one_of(GPUS)),
     "folder": value_of(str),
-    "seconds": value_of(_seconds),
-    "timeout": value_of(_seconds),
-    "env": _env,
+    "seconds": value_of(positive_seconds),
+    "timeout": value_of(positive_seconds),
+    "env": public_environment,
     "environments": _environments,
     "metrics": _metrics,
 }

@@ -23,7 +23,7 @@ from topobench.probes.protocol import Kind, fields_of
 from topobench.reading import MemoryPolicy, Scalar
 from topobench.retention import DAY_SECONDS, Retention
 from topobench.topology import parse_cpu_list
-from topobench.units import format_bytes, parse_bytes, parse_count, parse_duration
+from topobench.units import format_bytes, parse_bytes, parse_count, parse_duration, parse_number
 from topobench.yaml_strict import Entry, Listing, Node, Table, Text
 
 T = TypeVar("T")
@@ -450,6 +450,8 @@ def _parse_kind(kind: Kind, choices: tuple[str, ...], text: str) -> str | bool |
         return parse_bytes(text)
     if kind is Kind.COUNT:
         return parse_count(text)
+    if kind is Kind.NUMBER:
+        return parse_number(text)
     if kind is Kind.SECONDS:
         return parse_duration(text)
     if kind is Kind.FLAG:

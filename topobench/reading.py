@@ -20,6 +20,7 @@ Scalar = str | int | float | bool | None
 UNITS = {
     "bytes_per_second": "B/s",
     "tokens_per_second": "token/s",
+    "requests_per_second": "request/s",
     "flop_per_second": "FLOP/s",
     "seconds": "s",
     "bytes": "B",
@@ -124,6 +125,15 @@ class ReasonCode(enum.StrEnum):
     WRONG_ENVIRONMENT = "wrong_environment"
     WRONG_DATA = "wrong_data"
     WRONG_TRANSPORT = "wrong_transport"
+    NO_ENDPOINT = "no_endpoint"
+    TLS_ERROR = "tls_error"
+    ENDPOINT_REFUSED = "endpoint_refused"
+    WRONG_MODEL = "wrong_model"
+    NOT_STREAMING = "not_streaming"
+    ENDLESS_STREAM = "endless_stream"
+    REQUESTS_FAILED = "requests_failed"
+    CLIENT_OVERLOADED = "client_overloaded"
+    UNSTEADY = "unsteady"
     RING_MISMATCH = "ring_mismatch"
     INVALID_VALUE = "invalid_value"
     DEGRADED_LINK = "degraded_link"

@@ -65,6 +65,19 @@ def parse_count(text: str) -> int:
     return _whole(number * factor, text, "a count")
 
 
+def parse_number(text: str) -> float:
+    """
+    A number from 0 without a unit: ``0.5``, ``12``, ``1e3``.
+
+    Raises:
+        ValueError: Not a number, negative, or with a unit.
+    """
+    number, unit = _quantity(text, "a number")
+    if unit:
+        raise ValueError(f"{text!r} has the unit {unit!r}; expected a plain number")
+    return float(number)
+
+
 def parse_duration(text: str) -> float:
     """
     Seconds of a duration: ``90s``, ``10m``, ``1h30m``, ``250us``.

@@ -25,6 +25,7 @@ from topobench.db.keys import chunks
 from topobench.db.store import Store
 from topobench.errors import UsageError
 from topobench.reading import MEASURED
+from topobench.server_definition import PROBE as SERVING
 from topobench.topology_diff import HEALTH_CODES
 from topobench.verdict_words import Evidence
 
@@ -164,10 +165,17 @@ def _readings(connection: Connection, window: Window) -> Columns:
                 r.c.started_at <= window.as_of,
                 d.c.metric_id.in_(metrics),
                 d.c.median > 0,
+                r.c.series_id.not_in(_served()),
             )
         )
         columns.extend(connection.execute(query))
     return columns
+
+
+def _served() -> sa.Select[tuple[int]]:
+    """Series of servers under load: what they tell is the server's, wherever that runs."""
+    s, p = schema.series, schema.probe_case
+    return sa.select(s.c.id).join(p, p.c.id == s.c.case_id).where(p.c.probe == SERVING)
 
 
 def _series(connection: Connection, window: Window, columns: Columns) -> dict[int, Series]:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from topobench.db import schema
 from topobench.db.columns import (
     canonical_json,
     clean_text,
@@ -62,7 +63,7 @@ OPS = frozenset(
 CASE_COLUMNS: Mapping[str, tuple[type, tuple[str, ...]]] = {
     "bytes": (int, ("bytes", "message_bytes", "chunk_bytes", "buffer_bytes", "size_bytes")),
     "seq_len": (int, ("seq_len", "sequence", "context")),
-    "batch": (int, ("batch",)),
+    "batch": (int, ("batch", "concurrency")),
     "dtype": (str, ("dtype", "precision")),
     "model": (str, ("model", "shape")),
     "op": (str, ("op",)),
@@ -71,7 +72,7 @@ CASE_COLUMNS: Mapping[str, tuple[type, tuple[str, ...]]] = {
     "memory": (str, ("memory",)),
     "cpu_node": (int, ("cpu_node",)),
     "memory_node": (int, ("memory_node",)),
-    "backend": (str, ("backend",)),
+    "backend": (str, ("backend", "server")),
 }
 """Column of ``probe_case`` -> its type and the parameters it is taken from, first that exists."""
 
@@ -268,6 +269,24 @@ def sample_rows(
         }
         for seq, (reading, wrong) in enumerate(zip(readings, faults, strict=True))
         if reading.samples and (wrong is None or _packable(reading.samples))
+    ]
+
+
+_WINDOW_COLUMNS = tuple(
+    c.name for c in schema.slo_window.columns if c.name not in ("run_id", "valid")
+)
+
+
+def window_rows(run_id: int, conditions: Mapping[str, Any]) -> list[Row]:
+    """Rows of ``slo_window``, of a run that loaded a server in windows."""
+    return [
+        {
+            "run_id": run_id,
+            **{name: window.get(name) for name in _WINDOW_COLUMNS},
+            "started_at": time_text(parse_time(window["started_at"])),
+            "valid": int(window["valid"]),
+        }
+        for window in conditions.get("windows") or ()
     ]
 
 

@@ -32,6 +32,7 @@ from topobench.db.records import (
     run_digest,
     run_row,
     sample_rows,
+    window_rows,
 )
 from topobench.db.sweeps import CellRef, SweepRef
 from topobench.errors import StoreConflict
@@ -144,7 +145,7 @@ def _made(
 
 def _put_parts(connection: Connection, ref: SweepRef, runs: Sequence[tuple[int, _Made]]) -> None:
     """Store details, members, readings and samples of runs, by their ids."""
-    details, members, readings, samples = [], [], [], []
+    details, members, readings, samples, windows = [], [], [], [], []
     conditions: dict[int, Any] = {}
     for run_id, made in runs:
         run = made.run
@@ -158,10 +159,12 @@ def _put_parts(connection: Connection, ref: SweepRef, runs: Sequence[tuple[int, 
             for n, (r, metric_id, f) in enumerate(parts)
         ]
         samples += sample_rows(run_id, run.readings, made.faults)
+        windows += window_rows(run_id, run.conditions)
     insert_rows(connection, schema.run_detail, details)
     insert_rows(connection, schema.run_member, members)
     insert_rows(connection, schema.reading, readings)
     insert_rows(connection, schema.sample, samples)
+    insert_rows(connection, schema.slo_window, windows)
 
 
 def _detail_row(run_id: int, run: Run, conditions: Any) -> Row:

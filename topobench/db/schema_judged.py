@@ -17,6 +17,7 @@ from sqlalchemy import (
     Index,
     Integer,
     PrimaryKeyConstraint,
+    SmallInteger,
     Table,
     Text,
 )
@@ -170,6 +171,14 @@ slo_window = Table(
     Column("errors", Integer, nullable=False),
     Column("offered_per_second", Number),
     Column("concurrency", Number),
+    Column("purpose", Text),
+    Column("limit_on", Text),
+    Column("limit_seconds", Number),
+    Column("in_flight", Number),
+    Column("answered_per_second", Number),
+    Column("output_tokens_per_second", Number),
+    Column("power_watts", Number),
+    Column("valid", SmallInteger),
     PrimaryKeyConstraint("run_id", "window_no"),
 )
 

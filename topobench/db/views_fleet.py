@@ -34,7 +34,7 @@ _MEMBERS = """{latest}
     JOIN topology t ON t.id = l.topology_id
     JOIN metric m ON m.id = l.metric_id
     WHERE m.better <> 0 AND m.name <> 'locality_ratio' AND l.rank IS NULL
-        AND s.case_id NOT IN (SELECT id FROM probe_case WHERE probe = 'command')
+        AND s.case_id NOT IN (SELECT id FROM probe_case WHERE probe IN ('command', 'serving'))
         AND t.topology_class_id IS NOT NULL AND l.median > 0
 ), aged AS (
     SELECT member.*, max(measured_unix_seconds) OVER (PARTITION BY peers) AS newest FROM member

@@ -119,14 +119,16 @@ WITH judged AS (
     SELECT
         w.*,
         CASE WHEN w.duration_seconds >= 60 AND w.n >= 300 AND 100 * w.n_over <= w.n
-            AND 1000 * w.errors <= w.n THEN 1 ELSE 0 END AS meets
+            AND 1000 * w.errors <= w.n AND coalesce(w.valid, 1) = 1 THEN 1 ELSE 0 END AS meets
     FROM slo_window w
 ), streaks AS (
     SELECT
         judged.*,
-        row_number() OVER (PARTITION BY run_id, concurrency ORDER BY window_no)
-            - row_number() OVER (PARTITION BY run_id, concurrency, meets ORDER BY window_no)
-            AS streak
+        row_number() OVER (
+            PARTITION BY run_id, concurrency, offered_per_second ORDER BY window_no
+        ) - row_number() OVER (
+            PARTITION BY run_id, concurrency, offered_per_second, meets ORDER BY window_no
+        ) AS streak
     FROM judged
 )
 SELECT
@@ -134,9 +136,12 @@ SELECT
     k.name AS sku, ds.label AS devices, ds.n_devices, pc.probe, pc.probe_version,
     pc.id AS case_id, pc.params, pc.seq_len, pc.batch, pc.dtype, pc.model, pc.tp, pc.backend,
     a.name AS arm, w.window_no, w.concurrency, w.offered_per_second, w.duration_seconds,
-    w.n, w.n_over, w.errors, w.p50_seconds, w.p99_seconds, w.meets,
+    w.n, w.n_over, w.errors, w.p50_seconds, w.p99_seconds, w.limit_on, w.limit_seconds,
+    w.purpose, w.in_flight, w.answered_per_second, w.output_tokens_per_second, w.power_watts,
+    w.valid, w.meets,
     CASE WHEN w.meets = 1 THEN row_number() OVER (
-        PARTITION BY w.run_id, w.concurrency, w.meets, w.streak ORDER BY w.window_no
+        PARTITION BY w.run_id, w.concurrency, w.offered_per_second, w.meets, w.streak
+        ORDER BY w.window_no
     ) ELSE 0 END AS meets_in_a_row,
     w.started_at AS measured_at, r.started_unix_seconds AS measured_unix_seconds,
     s.source, s.synthetic

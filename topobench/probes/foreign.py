@@ -13,9 +13,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import topobench
 from topobench import processes
@@ -62,25 +63,52 @@ def run_foreign(
     Raises:
         ProbeUnavailable: The program cannot be started.
     """
+    began = time.monotonic()
+    with (
+        stdout_path.open("wb") as out,
+        running(argv, env=env, folder=folder, stdout=out) as program,
+    ):
+        timed_out = not _ended_within(program, timeout_seconds)
+        seconds = time.monotonic() - began
+    return Ended(program.wait(), timed_out, seconds)
+
+
+@contextlib.contextmanager
+def running(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    folder: Path | None = None,
+    stdout: IO[bytes] | None = None,
+    grace_seconds: float = _TERM_SECONDS,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """
+    A program beside the worker's own work; at the end of the block it and its children end.
+
+    Args:
+        env: Its whole environment; the marks of our processes are added.
+        stdout: File for its standard output; None: the worker's log.
+        grace_seconds: Between asking it to end and ending it.
+
+    Raises:
+        ProbeUnavailable: The program cannot be started.
+    """
     with contextlib.suppress(OSError):  # without it, those that leave the session stay ours
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
     marks = {k: os.environ[k] for k in _KEPT if k in os.environ}
     before = _descendants()
-    began = time.monotonic()
     try:
-        with stdout_path.open("wb") as out:
-            program = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, env={**env, **marks}, cwd=folder
-            )
+        program = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=stdout, env={**env, **marks}, cwd=folder
+        )
     except OSError as error:
         text = f"{argv[0]} cannot be started: {error.strerror or error}"
         raise ProbeUnavailable(ReasonCode.NO_BINARY, text) from error
     try:
-        timed_out = not _ended_within(program, timeout_seconds)
-        seconds = time.monotonic() - began
+        yield program
     finally:
-        _end_new(before)
-    return Ended(program.wait(), timed_out, seconds)
+        _end_new(before, grace_seconds)
+        program.wait()
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -144,9 +172,9 @@ def _ended_within(program: subprocess.Popen[bytes], seconds: float) -> bool:
     return True
 
 
-def _end_new(before: set[Process]) -> None:
+def _end_new(before: set[Process], grace_seconds: float) -> None:
     """End all descendants that came since."""
-    processes.end(lambda: list(_descendants() - before), grace_seconds=_TERM_SECONDS)
+    processes.end(lambda: list(_descendants() - before), grace_seconds=grace_seconds)
 
 
 def _descendants() -> set[Process]:

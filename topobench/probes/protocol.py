@@ -21,6 +21,7 @@ class Kind(enum.StrEnum):
 
     BYTES = "bytes"
     COUNT = "count"
+    NUMBER = "number"
     SECONDS = "seconds"
     CHOICE = "choice"
     TEXT = "text"

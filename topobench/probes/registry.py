@@ -35,6 +35,7 @@ PROBES = {
     "host_network": "topobench.probes.host_network:HostNetwork",
     "nvbandwidth": "topobench.probes.nvbandwidth:Nvbandwidth",
     "nccl_tests": "topobench.probes.nccl_tests:NcclTests",
+    "serving": "topobench.probes.serving:Serving",
     "command": "topobench.probes.command:Command",
 }
 

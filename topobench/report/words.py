@@ -11,11 +11,12 @@ from topobench.report.safe import clean
 from topobench.units import format_span
 
 MOST_NAMES = 10
+_DEFINITIONS = frozenset({"definition", "server_definition"})
 
 
 def shown_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters without the definition of a user's command, which its digest stands for."""
-    return {k: v for k, v in params.items() if k != "definition"}
+    """Parameters without definitions of the user's own, which their digests stand for."""
+    return {k: v for k, v in params.items() if k not in _DEFINITIONS}
 
 
 def count(number: int, one: str) -> str:

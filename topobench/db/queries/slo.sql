@@ -1,16 +1,18 @@
 -- title: Largest load under the limit
--- answers: How many requests in flight does a server take with its P99 under the limit?
+-- answers: How much load does a server take with its P99 under the limit?
 -- param cluster text = %: clusters whose name matches this LIKE pattern
 -- param host text = %: hosts whose name matches this LIKE pattern
 -- param windows integer = 3: windows in a row that must meet it
 -- param source text = probe: of whom; import:% for imported results, % for all
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
--- Of the newest run of each case. first_over: smallest load above that did not hold, NULL if none
--- was tried: then the server may take more. n, errors, p99_seconds (the worst): of its windows.
+-- Of the newest run of each case. concurrency: requests in flight; offered_per_second: of an open
+-- loop. first_over: smallest load above that did not hold, NULL if none was tried: then the server
+-- may take more. n, errors, p99_seconds (the worst), tokens_per_joule: of its windows.
 WITH newest AS (
     SELECT
-        v.*,
+        v.*, CASE WHEN concurrency IS NULL THEN offered_per_second END AS rate,
+        coalesce(concurrency, offered_per_second) AS held,
         max(measured_unix_seconds) OVER (
             PARTITION BY cluster, host_key, devices, case_id, arm, source, synthetic
         ) AS newest
@@ -20,34 +22,43 @@ WITH newest AS (
 ), loads AS (
     SELECT
         cluster, host, host_key, sku, devices, n_devices, probe, params, model, dtype, backend,
-        arm, case_id, run, sweep, source, synthetic, measured_unix_seconds, concurrency,
-        max(meets_in_a_row) AS in_a_row, count(*) AS n_windows, sum(n) AS n,
-        sum(n_over) AS n_over, sum(errors) AS errors, max(p99_seconds) AS p99_seconds
+        arm, case_id, run, sweep, source, synthetic, measured_unix_seconds, concurrency, rate,
+        held, max(limit_on) AS limit_on, max(limit_seconds) AS limit_seconds,
+        max(meets_in_a_row) AS in_a_row, count(*) AS n_windows,
+        sum(n) AS n, sum(n_over) AS n_over, sum(errors) AS errors,
+        max(p99_seconds) AS p99_seconds, avg(answered_per_second) AS answered_per_second,
+        avg(output_tokens_per_second) AS output_tokens_per_second, avg(power_watts) AS power_watts
     FROM newest
     WHERE measured_unix_seconds = newest
     GROUP BY
         cluster, host, host_key, sku, devices, n_devices, probe, params, model, dtype, backend,
-        arm, case_id, run, sweep, source, synthetic, measured_unix_seconds, concurrency
+        arm, case_id, run, sweep, source, synthetic, measured_unix_seconds, concurrency, rate,
+        held
 ), judged AS (
     SELECT
         loads.*,
-        max(CASE WHEN in_a_row >= :windows THEN concurrency END) OVER (PARTITION BY run)
-            AS best
+        max(CASE WHEN in_a_row >= :windows THEN held END) OVER (PARTITION BY run) AS best
     FROM loads
 ), bracketed AS (
     SELECT
         judged.*,
-        min(CASE WHEN best IS NULL OR concurrency > best THEN concurrency END)
-            OVER (PARTITION BY run) AS first_over,
+        min(CASE WHEN best IS NULL OR held > best THEN held END) OVER (PARTITION BY run)
+            AS above,
         row_number() OVER (
-            PARTITION BY run
-            ORDER BY CASE WHEN concurrency = best THEN 0 ELSE 1 END, concurrency
+            PARTITION BY run ORDER BY CASE WHEN held = best THEN 0 ELSE 1 END, held
         ) AS place
     FROM judged
 )
 SELECT
     cluster, host, sku, devices, n_devices, probe, params, model, dtype, backend, arm,
-    best AS concurrency, first_over, n_windows, n, n_over, errors, p99_seconds,
+    limit_on, limit_seconds,
+    CASE WHEN rate IS NULL THEN best END AS concurrency,
+    CASE WHEN rate IS NULL THEN above END AS first_over,
+    CASE WHEN rate IS NOT NULL THEN best END AS offered_per_second,
+    CASE WHEN rate IS NOT NULL THEN above END AS first_over_per_second,
+    n_windows, n, n_over, errors, p99_seconds, answered_per_second, output_tokens_per_second,
+    power_watts,
+    CASE WHEN power_watts > 0 THEN output_tokens_per_second / power_watts END AS tokens_per_joule,
     :now - measured_unix_seconds AS age_seconds, sweep, run, source, synthetic
 FROM bracketed
 WHERE place = 1

@@ -36,6 +36,13 @@ def upgrade() -> None:
         "ALTER TABLE fit ADD COLUMN series_id BIGINT"
         " CONSTRAINT fk_fit_series_id_series REFERENCES series (id)"
     )
+    for name in ("limit_seconds", "in_flight", "answered_per_second"):
+        op.add_column("slo_window", sa.Column(name, sa.Double()))
+    for name in ("output_tokens_per_second", "power_watts"):
+        op.add_column("slo_window", sa.Column(name, sa.Double()))
+    for name in ("purpose", "limit_on"):
+        op.add_column("slo_window", sa.Column(name, sa.Text()))
+    op.add_column("slo_window", sa.Column("valid", sa.SmallInteger()))
     op.create_index(op.f("ix_night_rollup_day"), "night_rollup", ["day"])
     op.create_table(
         "schedule_state",
