@@ -218,6 +218,23 @@ def test_the_cells_of_a_sweep_are_repeated_on_one_host(driver: Driver) -> None:
     )
 
 
+def test_a_wrong_token_is_told_with_what_to_set(driver: Driver, tmp_path: Path) -> None:
+    host = driver.cluster["h1"]
+    (tmp_path / "token").write_text("0" * 64)
+    wrong = {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token"), "RAY_NUM_REDIS_GET_RETRIES": "2"}
+    command = (sys.executable, "-m", "topobench", "probe", "--cluster", "cluster.yaml")
+    with host.start(
+        *command,
+        cwd=tmp_path,
+        env={**host.env(), **wrong, "TOPOBENCH_STORE": driver.store},
+        stderr=subprocess.PIPE,
+    ) as process:
+        told = process.communicate(timeout=90)[1]
+    assert process.returncode == 3
+    assert f"could not attach to Ray at {driver.cluster.ray_address}" in told
+    assert "the token is another one or missing" in told
+
+
 def test_hosts_that_are_not_as_expected_are_findings(driver: Driver) -> None:
     h1, h2, _ = (h.address for h in driver.cluster.hosts)
     nobody = h1.rpartition(".")[0] + ".77"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from typing import Any
 
 import pytest
 
 from topobench.agents import targets
 from topobench.agents.service import HostRequest
+from topobench.errors import AgentError
 
 BASE = HostRequest(sweep="s")
 
@@ -85,3 +87,14 @@ def test_a_clock_that_cannot_be_right_is_told(told: float, said: str | None) -> 
         assert note is not None
         assert note.startswith("clock_skew: the clock of host gpu01")
         assert said in note
+
+
+def test_an_address_where_nobody_listens_is_told_at_once() -> None:
+    """Ray would go on trying for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        targets.check_reachable(address)
+    with pytest.raises(AgentError, match=rf"nobody answers at {address} \(Connection refused\)"):
+        targets.check_reachable(address)
+    with pytest.raises(AgentError, match=r"nobody answers at nowhere\.invalid:6379 .*Name or|Temp"):
+        targets.check_reachable("nowhere.invalid:6379")

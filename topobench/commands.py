@@ -120,6 +120,7 @@ def _new_sweep(
             warnings=[
                 *plan.warnings,
                 *connection.warnings,
+                *_strangers(config, store, hosts),
                 *(f.text for f in connection.failures),
             ],
             hosts=hosts,
@@ -194,6 +195,20 @@ def _requests(config: ClusterConfig, sweep_id: str) -> list[HostRequest]:
         for h in config.hosts
         if not wanted or {h.host.lower(), (h.id or "").lower()} & wanted
     ]
+
+
+def _strangers(config: ClusterConfig, store: Recorder, hosts: Sequence[Host]) -> Iterator[str]:
+    """A warning where the cluster reached may be another than the one that is named."""
+    names = {h.key: h.name for h in hosts if h.key_source in ("product_uuid", "machine_id")}
+    by_cluster: dict[str, list[str]] = {}
+    for key, other in store.strangers(config.name, list(names)).items():
+        by_cluster.setdefault(other, []).append(names[key])
+    for other, found in by_cluster.items():
+        some = ", ".join(found[:8]) + (" ..." if len(found) > 8 else "")
+        yield (
+            f"{some}: measured as part of cluster {other} before, new in {config.name}; "
+            "is ray.address that of the cluster that is named?"
+        )
 
 
 def _mark_dead_sweeps(store: Recorder, hosts: Sequence[Host]) -> None:

@@ -486,6 +486,16 @@ def test_a_sweep_that_lost_its_driver_becomes_interrupted(store_url: str) -> Non
         assert store.sweep_document(sweep)["sweep"]["ended_at"] is None
 
 
+def test_hosts_that_only_other_clusters_measured_are_strangers(store_url: str) -> None:
+    """A wrong address may lead to another cluster than the one that is named."""
+    with Store.open(store_url) as store:
+        begin(store, cell(), hosts=[host("k1"), host("k2")], cluster="west")
+        begin(store, cell(host="k2"), hosts=[host("k2")], cluster="east")
+        assert store.strangers("east", ["k1", "k2", "k3"]) == {"k1": "west"}
+        assert store.strangers("new", ["k1", "k2", "k3"]) == {"k1": "west", "k2": "east"}
+        assert store.strangers("west", ["k1"]) == store.strangers("west", []) == {}
+
+
 def test_an_end_before_the_start_is_flagged(store_url: str) -> None:
     with Store.open(store_url) as store:
         sweep = begin(store, cell())

@@ -27,7 +27,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from topobench import processes
 from topobench.agents import handshake
 from topobench.agents.service import HostRequest, HostService
-from topobench.agents.targets import Failure, Target, choose, clock_note, difference
+from topobench.agents.targets import (
+    Failure,
+    Target,
+    check_reachable,
+    choose,
+    clock_note,
+    difference,
+    not_let_in,
+)
 from topobench.errors import AgentError, RefusedError, TopobenchError
 from topobench.health import STANDARD, Rules
 from topobench.host import BUSY_OR_NOT, Host, Idle
@@ -333,6 +341,7 @@ def _ray(
                 "ray.require_token is set but no Ray token is configured; "
                 "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH as on the cluster"
             )
+        check_reachable(address)
         options = {**options, "runtime_env": {"env_vars": {processes.SWEEP: sweep}, **carried}}
     try:
         _init(address, **options)
@@ -359,8 +368,9 @@ def _init(address: str, **options: Any) -> None:
                 **options,
             )
     except Exception as error:  # what Ray raises for a raylet that starts too slowly
-        what = "start an embedded Ray" if address == "local" else f"reach Ray at {address}"
-        raise AgentError(f"could not {what}: {_text(error)}") from error
+        if address == "local":
+            raise AgentError(f"could not start an embedded Ray: {_text(error)}") from error
+        raise AgentError(not_let_in(address, _text(error))) from error
 
 
 _IDLE_SERVICES = ("start_api_server", "start_log_monitor", "start_monitor")

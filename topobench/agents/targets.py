@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from topobench.agents.service import HostRequest
+from topobench.errors import AgentError
 
+REACH_SECONDS = 5.0
+"""Longest wait for the head's port."""
 CLOCK_SECONDS = 1.0
 """Clocks of two hosts may differ by that much unremarked."""
 
@@ -85,6 +89,36 @@ def _target(node: Mapping[str, Any], request: HostRequest) -> Target:
     address = node["NodeManagerAddress"]
     name = node["NodeManagerHostname"]
     return Target(node["NodeID"], address, name, replace(request, address=address))
+
+
+def check_reachable(address: str, *, seconds: float = REACH_SECONDS) -> None:
+    """
+    Whether anybody listens where a Ray head should be; Ray itself would try for minutes.
+
+    Args:
+        address: ``HOST:PORT``.
+
+    Raises:
+        AgentError: Nobody does.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    except (OSError, ValueError) as error:
+        raise AgentError(
+            f"nobody answers at {address} ({getattr(error, 'strerror', None) or error}); is that "
+            "ray.address of the cluster, is Ray's head running there, and do firewalls let that "
+            "port through?"
+        ) from error
+
+
+def not_let_in(address: str, error: str) -> str:
+    """Why Ray cannot be attached to although somebody listens there."""
+    return (
+        f"could not attach to Ray at {address}: {error}; somebody listens there, so either the "
+        "token is another one or missing (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN_PATH as on the "
+        "cluster), or its Ray has another version, or it is no Ray"
+    )
 
 
 def clock_note(name: str, told: float, asked: float, answered: float) -> str | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from topobench.db import schema
+from topobench.db.keys import chunks
 from topobench.errors import NotFound
 from topobench.reading import MEASURED
 
@@ -88,3 +90,18 @@ def find_run(connection: Connection, text: str) -> str:
     some = [u[:8] for u in connection.execute(recent.limit(3)).scalars()]
     known = f"the last stored are {', '.join(some)}" if some else "none is stored yet"
     raise NotFound(f"no run begins with {text!r}; {known}")
+
+
+def strangers(connection: Connection, cluster: str, keys: Sequence[str]) -> dict[str, str]:
+    """Key of each host that other clusters measured and this one never did -> one of those."""
+    h, c = schema.host, schema.cluster
+    found: dict[str, str] = {}
+    own: set[str] = set()
+    for some in chunks(keys):
+        query = sa.select(h.c.key, c.c.name).select_from(h.join(c)).where(h.c.key.in_(some))
+        for row in connection.execute(query.order_by(h.c.last_seen_at)):
+            if row.name == cluster:
+                own.add(row.key)
+            else:
+                found[row.key] = row.name
+    return {key: name for key, name in found.items() if key not in own}

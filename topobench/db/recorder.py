@@ -158,6 +158,12 @@ class Recorder:
             return []
         return self._store.running_sweeps(host)
 
+    def strangers(self, cluster: str, hosts: Sequence[str]) -> dict[str, str]:
+        """As :meth:`Store.strangers`; none while the store is away."""
+        if self._store is None or self._spool is not None:
+            return {}
+        return self._store.strangers(cluster, hosts)
+
     def resolve_sweep(self, text: str) -> str:
         """As :meth:`Store.resolve_sweep`."""
         return self._reachable().resolve_sweep(text)

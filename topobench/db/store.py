@@ -27,7 +27,7 @@ from topobench.db.engine import (
     sqlite_path,
 )
 from topobench.db.files import check_place, identity
-from topobench.db.find import LATEST, find_run, find_sweep, sweep_query
+from topobench.db.find import LATEST, find_run, find_sweep, strangers, sweep_query
 from topobench.db.sweeps import SweepStart
 from topobench.db.writer import Stored, Writer
 from topobench.errors import StoreUnreachable
@@ -279,6 +279,16 @@ class Store:
         left = [(c, attempt) for c, attempt in stored if c.status not in BENIGN]
         cells = [dataclasses.replace(c, status=Status.PLANNED, reason=None) for c, _ in left]
         return cells, {c.id: attempt + 1 for c, attempt in left}
+
+    def strangers(self, cluster: str, hosts: Sequence[str]) -> dict[str, str]:
+        """
+        Hosts that this cluster never measured and another one did: key -> that cluster.
+
+        Args:
+            hosts: Their keys.
+        """
+        with reading(self._engine) as connection:
+            return strangers(connection, cluster, hosts)
 
     def running_sweeps(self, host: str | None = None) -> list[str]:
         """
