@@ -24,6 +24,7 @@ PROBES = {
     for name in (
         *("Steady", "Crasher", "Raiser", "Values", "Sleeper", "Scribbler", "Stray"),
         *("Buffer", "ClockStep", "Meeting", "Misplaced", "Foreign"),
+        "LostReduce",
     )
 }
 NONE = Binding("none")

@@ -11,7 +11,7 @@ import pytest
 
 from launching import CPUS, Lab, cell
 from topobench.agents.launch import rank_binding
-from topobench.reading import Arm, Binding, ReasonCode, Status
+from topobench.reading import Arm, Binding, Cell, ReasonCode, Status
 
 pytest.importorskip("torch", reason="the ranks meet with torch.distributed")
 
@@ -53,6 +53,26 @@ def test_a_rank_that_is_killed_ends_the_gang(lab: Lab) -> None:
     lab.assert_nothing_left()
     (again,) = lab.run(after, seconds=60.0)
     assert again.status is Status.OK
+
+
+def test_what_an_all_reduce_saw_before_a_rank_was_lost_is_kept(lab: Lab) -> None:
+    """C39 with the real probe: its times so far, no bandwidth, and the survivors go on."""
+
+    def reduced(ranks: int, **params: int) -> Cell:
+        made = cell("lostreduce", bytes=1 << 20, backend="gloo", **params)
+        case = dataclasses.replace(made.case, params={**made.case.params, "ranks": ranks})
+        return dataclasses.replace(made, case=case, ranks=ranks)
+
+    lost, after = lab.run(reduced(3, die=1), seconds=60.0) + lab.run(reduced(2), seconds=60.0)
+    assert lost.reason is not None
+    assert (lost.status, lost.reason.code) == (Status.FAILED, ReasonCode.RANK_LOST)
+    assert lost.reason.text.startswith("rank 1 of 3 was lost: signal: ")
+    ((metric, summary),) = ((r.metric, r.summary) for r in lost.readings)
+    assert (metric, summary.stop_reason) == ("latency_seconds", "aborted")
+    assert summary.n >= 1
+    assert summary.median > 0
+    assert after.status is Status.OK
+    assert {r.metric for r in after.readings} >= {"busbw_bytes_per_second"}
 
 
 def test_rank_0_may_be_the_lost_one_and_the_rest_gets_a_fresh_gang(lab: Lab) -> None:

@@ -7,6 +7,7 @@ Loaded inside workers by ``worker_probes:Class``: tests put this folder on PYTHO
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import resource
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from topobench.errors import ProbeUnavailable, ResultInvalid
+from topobench.probes.all_reduce import AllReduce, Buffers
+from topobench.probes.collective import Group
 from topobench.probes.foreign import run_foreign
 from topobench.probes.protocol import Arms, WorkerContext, parameter
 from topobench.reading import Better, Metric, Reading, ReasonCode, Summary
@@ -367,3 +370,25 @@ class Paced(Base):
             samples.append(1.0 + number)
             ends.append(time.monotonic())
         yield Reading(TIME.name, summarise(samples), tuple(samples), {}, tuple(ends))
+
+
+@dataclass(frozen=True, slots=True)
+class LostReduce(AllReduce):
+    """All-reduce over gloo; one rank is killed in the midst of timing."""
+
+    name: ClassVar[str] = "lostreduce"
+
+    die: int = parameter(-1, help="rank that is killed")
+    die_at: int = parameter(4, help="before its buffers are renewed for the n-th time")
+
+    def buffers(self, group: Group) -> Buffers:
+        data = Buffers(group, self)
+        refill, times = data.refill, itertools.count(1)
+
+        def until(count: int) -> None:
+            if group.rank == self.die and next(times) == self.die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            refill(count)
+
+        data.refill = until  # type: ignore[method-assign]
+        return data

@@ -96,6 +96,8 @@ class GangProbe:
         """
         Measure on all ranks together; only rank 0 yields readings.
 
+        Where another rank is lost meanwhile, the times seen until then come first.
+
         Raises:
             ProbeUnavailable: The backend is missing or has no CUDA graphs, or this case cannot be
                 checked.
@@ -131,7 +133,13 @@ class GangProbe:
                 mode=self.mode,
             )
             budget = min(BUDGET_SECONDS, context.deadline_seconds / 4)
-            times = rounds.measure(Sampler(self._tolerance(), budget))
+            sampler = Sampler(self._tolerance(), budget)
+            try:
+                times = rounds.measure(sampler)
+            except Exception:
+                if seen := sampler.so_far():  # evidence, though nothing was checked after it
+                    yield seen.durations(LATENCY.name)
+                raise
             data.verify(1)
         if times is not None:
             context.note("samples_discarded", times.discarded)

@@ -128,6 +128,13 @@ class Sampler:
         samples = (*self.warm, *self.counted)
         return Timed(samples, len(self.warm), reason, operations, tuple(self.ends))
 
+    def so_far(self) -> Timed | None:
+        """What was sampled by now, warm-ups only if there is nothing else; None without any."""
+        if not (self.warm or self.counted):
+            return None
+        warmups = len(self.warm) if self.counted else 0
+        return Timed((*self.warm, *self.counted), warmups, self.stop_reason or "aborted")
+
     def _why_stop(self) -> str | None:
         if stats.should_stop(self.counted, self.tolerance):
             return "converged"
