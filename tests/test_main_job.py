@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from documents import check
-from main_job import SMALL, Job, agent_of, descendants, gone_within, title
+from main_job import SMALL, Job, agent_of, descendants, gone_within, stolen, title
 from topobench.agents.host_lock import HostLock
 from topobench.topology import Topology
 
@@ -58,6 +58,19 @@ def test_a_host_without_gpus_measures_memory_and_all_reduce(
             cell["params"]["bytes"] / values["latency_seconds"], rel=0.02
         )
         assert [m["rank"] for m in cell["members"]] == list(range(ranks))
+
+
+def test_a_host_without_gpus_prefills_a_tiny_model(swept: tuple[Job, dict[str, Any]]) -> None:
+    _, document = swept
+    if document["data"]["hosts"][0]["description"]["gpus"]:
+        pytest.skip("this host has GPUs")
+    cells = [c for c in cells_of(document, "prefill") if c["params"]]
+    assert [(c["params"]["shape"], c["params"]["mode"]) for c in cells] == [("tiny", "eager")]
+    values = {r["metric"]: r for r in cells[0]["readings"] if not r["point"]}
+    assert values["work_flop_count"]["raw_value" if stolen(cells[0]) else "median"] == 184_680_448
+    assert {r["point"]["stage"] for r in cells[0]["readings"] if "stage" in r["point"]} == {
+        "qkv", "attention", "output", "mlp", "head",
+    }  # fmt: skip
 
 
 def test_what_cannot_run_is_listed_with_its_reason(swept: tuple[Job, dict[str, Any]]) -> None:
