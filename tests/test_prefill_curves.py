@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from rich.console import Console
 
 import report_documents as documents
+from querying import Fleet
+from storing import begin, cell, host, reading, run
+from topobench.db.store import Store
 from topobench.prefill_curves import Predicted, curves, labels, predicted
 from topobench.probes import shapes
-from topobench.reading import CiLevel
+from topobench.reading import Cell, CiLevel, Run, Scalar
 from topobench.report.prefill_text import knees_section
 from topobench.report.records import Places
 from topobench.roofline import Roof
@@ -118,3 +123,43 @@ def test_the_report_shows_knees_beside_theory() -> None:
     assert bent[-3:] == ["-", "200", "17750"]
     assert straight[5:] == ["none", "-", "-", "-", "17750"]
     assert "no knee in 1 curve: a straight line describes the curve as well" in lines[-1]
+
+
+def stored_prompts(rates: Mapping[int, float], dtype: str) -> list[tuple[Cell, Run]]:
+    """A cell of the store for each length, and its run."""
+    found = []
+    for length, rate in rates.items():
+        params: dict[str, Scalar] = {"shape": "llama3-8b", "dtype": dtype, "batch": 1}
+        made = cell(probe="prefill", params={**params, "sequence": length}, devices=["GPU-0"])
+        found.append((made, run(made, reading(rate, metric="tokens_per_second"))))
+    return found
+
+
+def test_the_end_of_a_sweep_stores_its_knees(tmp_path: Path) -> None:
+    """A curve of too few lengths was not searched, so it is not said to have none."""
+    few = {n: BENT[n] for n in LENGTHS[:4]}
+    measured = [
+        *stored_prompts(BENT, "bf16"),
+        *stored_prompts(STRAIGHT, "fp16"),
+        *stored_prompts(few, "fp8"),
+    ]
+    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+        sweep = begin(store, *(c for c, _ in measured), hosts=[host(gpus=1)])
+        for _, done in measured:
+            store.put_run(done)
+        store.end_sweep(sweep)
+        bent, straight = Fleet(store, "", {}).ask("knee", since="2020-01-01")
+        with store.engine.connect() as connection:
+            reasons = connection.execute(
+                sa.text("SELECT n, reason FROM v_knee ORDER BY subject")
+            ).all()
+    assert bent["subject"] == "prefill llama3-8b bf16, batch 1, arm none"
+    assert (bent["x_metric"], bent["n"], bent["n_none"]) == ("seq_len", 1, 0)
+    assert bent["knee"] == pytest.approx(1024, rel=0.05)
+    assert bent["ci_lo"] < bent["knee"] < bent["ci_hi"]
+    assert (bent["memory_until"], bent["attention_from"]) == (None, 17750)
+    assert (straight["knee"], straight["n"], straight["n_none"]) == (None, 0, 1)
+    assert [tuple(r) for r in reasons] == [
+        (9, "both methods agree within one step of the sizes"),
+        (9, "no knee: a straight line describes the curve as well"),
+    ]

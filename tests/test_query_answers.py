@@ -181,7 +181,7 @@ def test_a_load_is_held_against_its_slower_stage(fleet: Fleet) -> None:
 
 
 def test_knees_count_those_who_have_none(fleet: Fleet) -> None:
-    (row,) = fleet.ask("knee")
+    (row,) = fleet.ask("knee", subject="prefill llama3-8b bf16")
     assert (row["n"], row["n_none"], row["knee"]) == (1, 1, 4096.0)
     assert (row["ci_lo"], row["ci_hi"], row["ci_level"]) == (2048.0, 8192.0, "within")
 

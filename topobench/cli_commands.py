@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +18,7 @@ from topobench.cli_output import (
     stderr_console,
     stdout_kept_clean,
     store_url,
+    warn,
 )
 from topobench.errors import UsageError
 
@@ -164,8 +164,7 @@ def probe(
             wanted, console=console, resume=resume, like=like, trigger=trigger.value
         )
     if output is Format.TABLE:
-        for warning in outcome.warnings:
-            print(f"topobench: {warning}", file=sys.stderr)
+        warn(outcome)
     return emit("probe", outcome, output.value, silent=quiet and outcome.exit_code == 0)
 
 
@@ -299,6 +298,8 @@ def query(
         outcome = commands.query_sql(store_url(store), sql)
     else:
         outcome = commands.query(store_url(store), str(name), params or [], since)
+    if output is not QueryFormat.JSON:
+        warn(outcome)
     if output is QueryFormat.CSV:
         from topobench.report.tables_text import query_csv
 

@@ -66,6 +66,12 @@ def emit(command: str, outcome: Outcome, output: str, *, silent: bool = False) -
     return outcome.exit_code
 
 
+def warn(outcome: Outcome) -> None:
+    """Warnings for people, on standard error."""
+    for warning in outcome.warnings:
+        print(f"topobench: {warning}", file=sys.stderr)
+
+
 def style_of(output: TopoFormat) -> str:
     """JSON is made of the topology itself, so it is drawn as nothing else."""
     return "tree" if output is TopoFormat.JSON else output.value
@@ -73,8 +79,7 @@ def style_of(output: TopoFormat) -> str:
 
 def emit_topology(outcome: Outcome, output: TopoFormat) -> int:
     """Print a topology; the formats of other tools go out as they are."""
-    for warning in outcome.warnings:
-        print(f"topobench: {warning}", file=sys.stderr)
+    warn(outcome)
     if output in (TopoFormat.TREE, TopoFormat.JSON):
         return emit("topology", outcome, output.value)
     with reader_may_leave():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from topobench.cli_output import Format, FormatOption, StoreOption, emit, store_url
+from topobench.cli_output import Format, FormatOption, StoreOption, emit, store_url, warn
 
 price_app = typer.Typer(
     help="What hosts cost: results never change when a price does.", no_args_is_help=True
@@ -96,8 +95,7 @@ def price_add(
     }
     outcome = upkeep.price_add(store_url(store), terms, zone=zone, replace=replace)
     if output is Format.TABLE:
-        for warning in outcome.warnings:
-            print(f"topobench: {warning}", file=sys.stderr)
+        warn(outcome)
     return emit("price-add", outcome, output.value)
 
 

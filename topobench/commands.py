@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from topobench import __version__, culprits, sweep
+from topobench import __version__, culprits, drivers, sweep
 from topobench.config import ClusterConfig, to_yaml
 from topobench.errors import UsageError
 from topobench.host import Host
@@ -117,6 +117,7 @@ def _new_sweep(
             started_at=sweep.utc_now(),
             estimated_seconds=plan.estimated_seconds,
             budget_seconds=config.budget_seconds,
+            driver=_driver(),
             warnings=[
                 *plan.warnings,
                 *connection.warnings,
@@ -151,9 +152,15 @@ def _resumed_sweep(
                 f"sweep {sweep_id[:8]} has cells on hosts that are not here: "
                 f"{', '.join(sorted(absent))}; use the cluster file it was started with"
             )
-        store.resume_sweep(sweep_id)
+        store.resume_sweep(sweep_id, _driver())
         _drive(sweep_id, cells, connection.agents, store, signals, console, attempts=attempts)
     return sweep_id, len(connection.failures)
+
+
+def _driver() -> dict[str, Any] | None:
+    """This process, so that a report can tell when a sweep has lost it."""
+    found = drivers.own_driver()
+    return None if found is None else found.to_json()
 
 
 @contextlib.contextmanager
@@ -422,7 +429,9 @@ def query(store_url: str, name: str, settings: Sequence[str], since: str | None 
     params = _settings(settings)
     with Store.open(store_url, create=False, read_only=True) as store:
         answer = queries.run_query(store, name, params, since)
-    return _answer(name, params if since is None else {**params, "since": since}, answer)
+        lost = store.lost_sweeps()
+    found = _answer(name, params if since is None else {**params, "since": since}, answer)
+    return replace(found, warnings=lost)
 
 
 def query_sql(store_url: str, text: str) -> Outcome:

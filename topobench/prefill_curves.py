@@ -14,7 +14,7 @@ from typing import Any
 
 from topobench import roofline
 from topobench.device_figures import device_figures
-from topobench.knee import Knee, find_knee
+from topobench.knee import MIN_POINTS, Knee, find_knee
 from topobench.probes import shapes
 from topobench.probes.precisions import PRECISIONS, Precision
 from topobench.reading import MEASURED, CiLevel, Scalar
@@ -28,8 +28,14 @@ RATE = "tokens_per_second"
 LAUNCHES = "kernel_launch_count"
 ATTENTION_SHARE = 0.25
 """Share of the arithmetic from which attention, which grows with the square, bends a curve."""
+_USUAL: Mapping[str, Scalar] = {"tensor_parallel": 1, "at_once": "one", "attention": "auto"}
+"""Parameters that are told of a curve only where they have another value."""
 LONGEST = 1 << 22
 """Tokens beyond which nothing is predicted."""
+
+
+Roofs = Mapping[tuple[str, str], Roof]
+"""Measured ceilings by host and GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +67,24 @@ class Curve:
         return dict(self.params).get(name)
 
     @property
+    def subject(self) -> str:
+        """What the curve is of on any host: ``prefill llama3-8b bf16, batch 1, mode eager ...``."""
+        rest = [f"{k} {v}" for k, v in self.params if k not in ("shape", "dtype", *_USUAL)]
+        rest += [f"{k} {v}" for k, v in self.params if v != _USUAL.get(k, v)]
+        if self.n_devices > 1:
+            rest.append(f"{self.n_devices} GPUs {self.path_class or ''}".strip())
+        head = f"{PROBE} {self.param('shape')} {self.param('dtype')}"
+        return ", ".join([head, *rest, f"arm {self.arm}"])
+
+    @property
     def medians(self) -> dict[int, float]:
         """Tokens of the prompt -> median over the processes."""
         return {n: statistics.median(found) for n, found in self.rates.items()}
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether it has enough lengths to look for a knee."""
+        return len(self.rates) >= MIN_POINTS
 
     @property
     def knee(self) -> Knee:
@@ -114,12 +135,12 @@ def curves(cells: Sequence[Cell]) -> list[Curve]:
     ]
 
 
-def predicted(curve: Curve, roofs: Mapping[tuple[str, str], Roof]) -> Predicted:
+def predicted(curve: Curve, roofs: Roofs) -> Predicted:
     """
     Where theory expects the curve to bend.
 
     Args:
-        roofs: Measured in the same sweep, by host and GPU (:func:`roofs_of`).
+        roofs: Measured in the same sweep (:func:`roofs_of`).
     """
     try:
         shape = shapes.shape_of(str(curve.param("shape")))

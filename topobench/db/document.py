@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from topobench.db import schema
 from topobench.db.cells import cell_rows, device_keys, rank_hosts
 from topobench.db.records import ENVIRONMENT, SUMMARY_NUMBERS, reason_from
+from topobench.drivers import Driver
 
 Document = dict[str, Any]
 
@@ -28,7 +29,7 @@ def sweep_document(
         host: Key of the one host to read; None for all.
     """
     sweep = _sweep(connection, sweep_id)
-    cells = _cells(connection, sweep_id, host)
+    cells = cells_of(connection, sweep_id, host)
     return {
         "sweep": sweep,
         "cluster": sweep["cluster"],
@@ -40,7 +41,12 @@ def sweep_document(
 
 
 def sweep_summary(row: Any) -> Document:
-    """The ``sweep`` of a document, from a row of sweep with ``cluster``."""
+    """
+    The ``sweep`` of a document, from a row of sweep with ``cluster``.
+
+    One that says ``running`` and lost its driver on this machine has a warning that says so.
+    """
+    loss = lost_driver(row)
     return {
         "id": row.uuid,
         "cluster": row.cluster,
@@ -57,8 +63,16 @@ def sweep_summary(row: Any) -> Document:
         "source": row.source,
         "synthetic": bool(row.synthetic),
         "labels": row.labels,
-        "warnings": row.warnings,
+        "warnings": [*row.warnings, *([loss] if loss else [])],
     }
+
+
+def lost_driver(row: Any) -> str | None:
+    """What is to be said of a sweep that says ``running`` and lost its driver on this machine."""
+    if row.status != "running" or not row.driver:
+        return None
+    driver = Driver.from_json(row.driver)
+    return driver.loss(row.uuid) if driver.is_gone else None
 
 
 def _sweep(connection: Connection, sweep_id: int) -> Document:
@@ -98,7 +112,8 @@ def _hosts(connection: Connection, sweep_id: int) -> list[Document]:
     ]
 
 
-def _cells(connection: Connection, sweep_id: int, host: str | None) -> list[Document]:
+def cells_of(connection: Connection, sweep_id: int, host: str | None) -> list[Document]:
+    """The cells of a document, of one host key or all."""
     rows = cell_rows(connection, sweep_id, host)
     sets = {r.device_set_id for r in rows}
     devices, hosts = device_keys(connection, sets), rank_hosts(connection, sets)

@@ -107,10 +107,10 @@ class Recorder:
         """As :meth:`Store.plan_cells`."""
         self._do("plan_cells", {"sweep": sweep, "cells": cells})
 
-    def resume_sweep(self, id: str) -> None:
+    def resume_sweep(self, id: str, driver: Mapping[str, Any] | None = None) -> None:
         """As :meth:`Store.resume_sweep`."""
         self._sweep = id
-        self._do("resume_sweep", {"id": id})
+        self._do("resume_sweep", {"id": id, "driver": driver})
 
     def put_run(self, run: Run) -> Stored | None:
         """

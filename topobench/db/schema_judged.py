@@ -155,6 +155,10 @@ fit = Table(
     Column("worst_ratio", Number),
     Column("smallest_bytes", Number),
     Column("largest_bytes", Number),
+    Column("reason", Text),
+    Column("launch_until", Number),
+    Column("memory_until", Number),
+    Column("attention_from", Number),
 )
 
 slo_window = Table(

@@ -136,6 +136,7 @@ sweep = Table(
     Column("synthetic", SmallInteger, nullable=False),
     Column("labels", JsonText, nullable=False),
     Column("warnings", JsonText, nullable=False),
+    Column("driver", JsonText),
     _one_of("status", ("running", "done", "interrupted", "failed")),
     CheckConstraint("synthetic IN (0, 1)", name="synthetic"),
 )

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine
 from topobench.db import migrate, schema
 from topobench.db.cells import stored_cells
 from topobench.db.columns import now_text
-from topobench.db.document import sweep_document, sweep_summary
+from topobench.db.document import lost_driver, sweep_document, sweep_summary
 from topobench.db.engine import (
     make_engine,
     mask_url,
@@ -125,6 +125,7 @@ class Store:
         tag: str | None = None,
         source: str = "probe",
         synthetic: bool = False,
+        driver: Mapping[str, Any] | None = None,
         hosts: Sequence[Host] = (),
         cells: Sequence[Cell] = (),
     ) -> None:
@@ -135,6 +136,7 @@ class Store:
             id: UUID; the same sweep once more is the same.
             source: ``probe``, or ``import:<format>``.
             synthetic: Not measured, made by ``demo``.
+            driver: The process that runs it, as ``drivers.Driver`` writes it.
 
         Raises:
             StoreConflict: Another sweep has this UUID.
@@ -155,6 +157,7 @@ class Store:
             tag=tag,
             source=source,
             synthetic=synthetic,
+            driver=driver,
         )
         self._writer.begin_sweep(start, hosts, cells)
 
@@ -199,9 +202,9 @@ class Store:
         """End a sweep as ``done``, ``interrupted`` or ``failed``."""
         self._writer.set_status(id, status, ended_at=ended_at or now_text(), warnings=warnings)
 
-    def resume_sweep(self, id: str) -> None:
-        """Set a sweep to ``running`` again."""
-        self._writer.set_status(id, "running", ended_at=None)
+    def resume_sweep(self, id: str, driver: Mapping[str, Any] | None = None) -> None:
+        """Set a sweep to ``running`` again, by another process."""
+        self._writer.resume(id, driver)
 
     def mark_interrupted(self, id: str) -> None:
         """
@@ -304,6 +307,13 @@ class Store:
             query = query.where(s.c.id.in_(members))
         with reading(self._engine) as connection:
             return list(connection.execute(query).scalars())
+
+    def lost_sweeps(self) -> list[str]:
+        """What is to be said of each sweep that says ``running`` and lost its driver here."""
+        query = sweep_query().where(schema.sweep.c.status == "running")
+        with reading(self._engine) as connection:
+            rows = connection.execute(query).all()
+        return [loss for row in rows if (loss := lost_driver(row))]
 
     def info(self) -> dict[str, Any]:
         """

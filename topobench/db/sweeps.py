@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -27,6 +28,7 @@ class SweepStart:
         config_text: The effective configuration, secrets masked.
         source: ``probe``, or ``import:nccl-tests`` and the like.
         synthetic: Made by ``demo``; never mixed with what was measured.
+        driver: The process that runs it, as ``drivers.Driver`` writes it.
     """
 
     id: str
@@ -44,6 +46,7 @@ class SweepStart:
     tag: str | None = None
     source: str = "probe"
     synthetic: bool = False
+    driver: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,12 @@ def set_status(
     return int(row.id)
 
 
+def set_driver(connection: Connection, uuid: str, driver: Mapping[str, Any] | None) -> None:
+    """Name the process that runs a sweep from now on."""
+    table = schema.sweep
+    connection.execute(table.update().where(table.c.uuid == uuid), {"driver": driver})
+
+
 def _sweep_row(start: SweepStart) -> Row:
     started = time_text(parse_time(start.started_at))
     text = None if start.config_text is None else mask_urls(start.config_text)
@@ -175,6 +184,7 @@ def _sweep_row(start: SweepStart) -> Row:
         "synthetic": int(start.synthetic),
         "labels": dict(start.labels),
         "warnings": list(start.warnings),
+        "driver": start.driver,
     }
 
 

@@ -66,7 +66,8 @@ WITH placed AS (
 )
 SELECT
     p.sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
-    p.subject, p.x_metric, p.knee, p.knee_lo, p.knee_hi, p.params,
+    p.subject, p.x_metric, p.n, p.knee, p.knee_lo, p.knee_hi, p.ci_level, p.reason,
+    p.launch_until, p.memory_until, p.attention_from, p.params,
     p.started_at AS measured_at, p.started_unix_seconds AS measured_unix_seconds,
     p.source, p.synthetic
 FROM placed p

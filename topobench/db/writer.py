@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import enum
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 
-from topobench.db import fits, places, rollups, runs, schema, sweeps
+from topobench.db import fits, knees, places, rollups, runs, schema, sweeps
 from topobench.db.cells import put_cells
 from topobench.db.engine import writing
 from topobench.db.keys import Keys
@@ -90,16 +91,20 @@ class Writer:
         with self._transaction() as connection:
             sweep_id = sweeps.set_status(connection, sweep, status, ended_at, warnings)
             if ended_at is not None:
-                rollups.refresh(connection, [sweep_id])
-                fits.refresh(connection, [sweep_id])
+                _derive(connection, [sweep_id])
         if ended_at is not None:
             self._unrolled.discard(sweep_id)
+
+    def resume(self, sweep: str, driver: Mapping[str, Any] | None) -> None:
+        """Set a sweep to running again, by another process."""
+        with self._transaction() as connection:
+            sweeps.set_status(connection, sweep, "running", None, ())
+            sweeps.set_driver(connection, sweep, driver)
 
     def finish_rollups(self) -> None:
         """Work out the roll-ups of sweeps that runs came into after their end."""
         with self._transaction() as connection:
-            rollups.refresh(connection, sorted(self._unrolled))
-            fits.refresh(connection, sorted(self._unrolled))
+            _derive(connection, sorted(self._unrolled))
         self._unrolled.clear()
 
     def rebuild_rollups(self) -> int:
@@ -149,3 +154,9 @@ class Writer:
             cells = self._ref(connection, known).cells
             self._sweep_of_cell.update(dict.fromkeys(cells, known))
         return known
+
+
+def _derive(connection: Connection, sweep_ids: Sequence[int]) -> None:
+    """Work out what rests on whole sweeps: roll-ups, lines, knees."""
+    for derived in (rollups, fits, knees):
+        derived.refresh(connection, sweep_ids)

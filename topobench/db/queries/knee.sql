@@ -6,7 +6,9 @@
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
 -- n: hosts (or sweeps over several) with a knee, n_none: those without; knee: their median. One
--- host has the interval of its own fit, from six on it is that of the median over hosts.
+-- host has the interval of its own fit, from six on it is that of the median over hosts. What
+-- theory expects, means over hosts: launching kernels takes longer than their arithmetic up to
+-- launch_until, reading weights up to memory_until; attention is a quarter of it attention_from on.
 WITH placed AS (
     SELECT
         v.*,
@@ -32,7 +34,8 @@ SELECT
             AND (n_found + 1 - 2 * place) * (n_found + 1 - 2 * place) >= 3.8416 * n_found
             THEN knee END) END AS ci_hi,
     CASE WHEN n_found = 1 THEN 'within' WHEN n_found >= 6 THEN 'between' END AS ci_level,
-    min(knee) AS lowest, max(knee) AS highest,
+    min(knee) AS lowest, max(knee) AS highest, avg(launch_until) AS launch_until,
+    avg(memory_until) AS memory_until, avg(attention_from) AS attention_from,
     :now - min(measured_unix_seconds) AS age_seconds, source, synthetic
 FROM placed
 GROUP BY cluster, sku, subject, x_metric, n_found, source, synthetic

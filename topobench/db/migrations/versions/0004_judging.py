@@ -29,6 +29,10 @@ def upgrade() -> None:
         op.add_column("fit", sa.Column(name, sa.Double()))
     for name in ("worst_bytes", "worst_ratio", "smallest_bytes", "largest_bytes"):
         op.add_column("fit", sa.Column(name, sa.Double()))
+    for name in ("launch_until", "memory_until", "attention_from"):
+        op.add_column("fit", sa.Column(name, sa.Double()))
+    op.add_column("fit", sa.Column("reason", sa.Text()))
+    op.add_column("sweep", sa.Column("driver", sa.Text()))
     op.add_column("fit", sa.Column("ci_level", sa.Text()))
     op.add_column("fit", sa.Column("n", sa.Integer()))
     # Alembic adds no constraint to a table of SQLite; both engines take it with the column.
