@@ -1,13 +1,14 @@
 """
 What is measured on each host of the synthetic fleet, and what a typical host gives; pure.
 
-Sixty series a host: arms come from the planner's own rules, parameters from the probes.
+Sixty series a host and night, some more on the last one: arms come from the planner's own rules,
+parameters from the probes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from topobench import rings
 from topobench.bindings import equal_threads, numa_matrix, resolve, united, with_threads
@@ -23,6 +24,11 @@ NIGHTLY_BLOCKS = 2
 """Processes of a series whose arms are compared, on an ordinary night; others have one."""
 BANDWIDTH = "bandwidth_bytes_per_second"
 PREFILL_FLOP_PER_TOKEN = 2 * 8.03e9
+PREFILL_ERRORS = {"bf16": 0.011, "fp16": 0.0014, "fp8": 0.048, "int8": 0.021}
+"""Distance of the logits from those in float32, by type."""
+PREFILL_ARMS = {"none": 1.004, "local": 1.0, "spread": 1.006}
+"""Binding arm -> share of the local time that a prompt takes: next to nothing."""
+HOST_SECONDS = 4e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,7 @@ class Series:
         gpus: Indices of its GPUs, in order.
         compared: It stands beside other arms, in blocks.
         order: Position among those arms.
+        last: It is measured on the last night alone.
     """
 
     case: Case
@@ -56,6 +63,7 @@ class Series:
     seconds: float
     compared: bool = False
     order: int = 0
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +149,7 @@ def series_of(sku: Sku, topology: Topology) -> tuple[Series, ...]:
         *_prefill(speeds, topology),
         *_peers(speeds, topology),
         *_all_reduce(speeds, topology),
+        *_prompts(speeds, topology),
     )
 
 
@@ -152,7 +161,7 @@ def _timed(probe: str, **params: Scalar) -> tuple[Case, float]:
 
 def _arm(name: str, topology: Topology, gpu: Gpu | None) -> Arm:
     """A binding arm with the threads that all arms share."""
-    names = ("none", "local", "remote") if gpu else ("none", "local")
+    names = ("none", "local", "remote", "spread") if gpu else ("none", "local")
     found = {n: resolve(BindingChoice(n), topology, gpu) for n in names}
     bound = {n: b for n, b in found.items() if isinstance(b, Binding)}
     return Arm(with_threads(bound[name], equal_threads(bound.values(), topology)))
@@ -224,19 +233,38 @@ def _prefill(speeds: Speeds, topology: Topology) -> Iterator[Series]:
     """Time of the device, tokens by time, and the share of the measured product rate."""
     arm = _arm("local", topology, topology.gpus[0])
     for tokens, dtype in ((512, "bf16"), (2048, "bf16"), (8192, "bf16"), (2048, "fp8")):
-        used = speeds.prefill_efficiency * tokens / (tokens + 180.0)
-        rate = speeds.gemm[dtype] * used
-        seconds = tokens * PREFILL_FLOP_PER_TOKEN / rate
-        levels = (
-            Level("prefill_device_seconds", seconds),
-            Level("tokens_per_second", tokens / seconds),
-        )
-        yield Series(_prefill_case(tokens, dtype), arm, (0,), levels, 2.0)
+        yield _prompt(speeds, tokens, dtype, arm)
 
 
-def _prefill_case(tokens: int, dtype: str) -> Case:
+def _prompts(speeds: Speeds, topology: Topology) -> Iterator[Series]:
+    """The other lengths and precisions of prefill, and one prompt under three bindings."""
+    arm = _arm("local", topology, topology.gpus[0])
+    for tokens in (128, 256, 1024, 4096, 16384, 32768):
+        yield replace(_prompt(speeds, tokens, "bf16", arm), last=True)
+    for dtype in ("fp16", "int8"):
+        yield replace(_prompt(speeds, 2048, dtype, arm), last=True)
+    for order, (name, longer) in enumerate(PREFILL_ARMS.items()):
+        found = _prompt(speeds, 2048, "bf16", _arm(name, topology, topology.gpus[0]), "eager")
+        wall = Level("prefill_wall_seconds", longer * (found.levels[0].value + HOST_SECONDS))
+        levels = (*found.levels, wall)
+        yield replace(found, levels=levels, compared=True, order=order, last=True)
+
+
+def _prompt(speeds: Speeds, tokens: int, dtype: str, arm: Arm, mode: str = "graph") -> Series:
+    used = speeds.prefill_efficiency * tokens / (tokens + 180.0)
+    rate = speeds.gemm[dtype] * used
+    seconds = tokens * PREFILL_FLOP_PER_TOKEN / rate
+    levels = (
+        Level("prefill_device_seconds", seconds),
+        Level("tokens_per_second", tokens / seconds),
+        Level("relative_error_ratio", PREFILL_ERRORS[dtype]),
+    )
+    return Series(_prefill_case(tokens, dtype, mode), arm, (0,), levels, 2.0)
+
+
+def _prefill_case(tokens: int, dtype: str, mode: str) -> Case:
     shape: dict[str, Scalar] = {"shape": "llama3-8b", "sequence": tokens, "batch": 1}
-    return Case("prefill", 1, {**shape, "dtype": dtype, "tensor_parallel": 1, "mode": "graph"})
+    return Case("prefill", 1, {**shape, "dtype": dtype, "tensor_parallel": 1, "mode": mode})
 
 
 def _peers(speeds: Speeds, topology: Topology) -> Iterator[Series]:
