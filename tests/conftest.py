@@ -26,6 +26,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(missing)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need GPUs without a stranger come before those that use them in this process."""
+    items.sort(key=lambda item: item.get_closest_marker("untouched_gpu") is None)
+
+
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """Recorded machines and tool outputs kept beside the checkout, not in it."""

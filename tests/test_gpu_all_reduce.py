@@ -54,8 +54,12 @@ def test_wrong_data_of_one_gpu_is_invalid_on_both(fault: str) -> None:
 
 @pytest.mark.multi_gpu
 @two_gpus
-def test_graphs_are_as_fast_as_queues_and_calls_cost_the_host_too() -> None:
-    """Every way of timing meets the same sums; a call by itself waits for its kernel's launch."""
+def test_every_way_of_timing_agrees_where_the_host_matters_little() -> None:
+    """
+    A call by itself waits for its launch; in a graph small ones wait for each other.
+
+    torch runs NCCL on a stream of its own, so a graph holds an edge there and back for each.
+    """
     modes = ("queued", "graph", "per_call")
     cases = [{"bytes": size, "mode": mode} for size in (8 * KIB, 64 * MIB) for mode in modes]
     first, _ = run_gang(2, cases, devices=("GPU-0", "GPU-1"))
@@ -64,7 +68,7 @@ def test_graphs_are_as_fast_as_queues_and_calls_cost_the_host_too() -> None:
         for readings in first.outcomes
     ]
     small, large = (dict(zip(modes, part, strict=True)) for part in (found[:3], found[3:]))
-    assert small["graph"] == pytest.approx(small["queued"], rel=0.5)
+    assert small["queued"] < small["graph"] < small["per_call"]
     assert small["per_call"] > 1.5 * small["queued"]
     assert large["graph"] == pytest.approx(large["queued"], rel=0.1)
     assert large["per_call"] == pytest.approx(large["queued"], rel=0.3)

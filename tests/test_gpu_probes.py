@@ -9,7 +9,7 @@ import pytest
 
 from probing import Listener, measure, run_gang
 from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
-from topobench.probes import gemm
+from topobench.probes import cublaslt, gemm
 from topobench.probes.device_memory import DeviceMemory
 from topobench.probes.driver import Driver
 from topobench.probes.gemm import PRECISIONS, Gemm
@@ -60,6 +60,27 @@ def test_every_type_is_measured_or_unavailable_with_the_reason(dtype: str) -> No
     assert 1e11 < summary.median < 1e16
     pool = listener.notes["operand_sets"] * gemm.set_bytes(dtype, 4096)
     assert pool >= 2 * gemm.cache_bytes(torch)
+
+
+@pytest.mark.parametrize("dtype", sorted(cublaslt.TYPES))
+def test_every_kernel_that_is_proposed_gives_the_product(dtype: str) -> None:
+    if torch.cuda.get_device_capability() < PRECISIONS[dtype].capability:
+        pytest.skip(f"this GPU has no {dtype}")
+    with gemm.float32_products(torch, dtype == "tf32"):
+        products = gemm.Products(torch, dtype, 2048, 2)
+        products.try_once()
+        kernels = cublaslt.kernels(torch, dtype, 2048)
+        assert kernels
+        for kernel in kernels:
+            products._multiply = kernel
+            products.verify()
+        assert products.choose() in {"torch", *(f"cuBLASLt {i}" for i in range(len(kernels)))}
+        products.verify()
+
+
+def test_the_chosen_kernel_is_told() -> None:
+    assert figure(Gemm(dtype="int8", size=4096))[1].notes["kernel"] == "torch"
+    assert figure(Gemm(size=4096))[1].notes["kernel"].startswith(("torch", "cuBLASLt"))
 
 
 def test_narrower_types_are_faster() -> None:

@@ -24,6 +24,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.multi_gpu,
+    pytest.mark.untouched_gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 

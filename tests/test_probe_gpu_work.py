@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from probing import Listener, measure
 from topobench.errors import ProbeUnavailable, ResultInvalid
-from topobench.probes import device_memory, gemm
+from topobench.probes import cublaslt, device_memory, gemm
 from topobench.probes.device_memory import Arrays
 from topobench.probes.device_work import Figures, Site
 from topobench.probes.gemm import PRECISIONS, Endurance, Gemm, Products
@@ -265,3 +266,13 @@ def test_a_pool_is_beyond_the_caches_and_holds_the_largest_copy() -> None:
 def test_a_cell_without_a_pair_is_unavailable() -> None:
     with pytest.raises(ProbeUnavailable, match="no_gpu"):
         measure(Peer(), Listener().context())
+
+
+def test_without_cublaslt_there_is_only_the_kernel_of_torch() -> None:
+    if torch.version.cuda is None:
+        assert cublaslt.loaded("libcublasLt") is None
+        assert cublaslt.kernels(torch, "bf16", SIZE) == []
+    found = cublaslt.loaded("libtorch_cpu")
+    assert found is not None
+    assert Path(found).is_file()
+    assert set(cublaslt.TYPES) < set(PRECISIONS)

@@ -174,6 +174,7 @@ class Gpu:
         with gemm.float32_products(self.torch, dtype == "tf32"):
             products = gemm.Products(self.torch, dtype, size, count)
             products.try_once()
+            products.choose()
             each = max(self._site.gather(self.once(lambda: products.enqueue(1))))
             queued = min(QUEUE_MAX, max(1, round(gemm.BURST_SAMPLE_SECONDS / each)))
             steady = gemm.Endurance(0.0, CEILING_SECONDS)

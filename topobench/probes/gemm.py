@@ -16,10 +16,16 @@ from typing import Any, ClassVar
 
 from topobench import stats
 from topobench.errors import ProbeUnavailable, ResultInvalid
-from topobench.probes import cuda, device_work
+from topobench.probes import cublaslt, cuda, device_work
 from topobench.probes.metrics import FLOP
 from topobench.probes.protocol import Arms, Kind, WorkerContext, one_or_all, parameter
-from topobench.probes.timing import QUEUE_MAX, Enqueue, Sampler
+from topobench.probes.timing import (
+    QUEUE_MAX,
+    SPIN_MIN_SECONDS,
+    Enqueue,
+    Sampler,
+    behind_spin,
+)
 from topobench.reading import Metric, Reading, ReasonCode
 
 BURST_SECONDS = 0.5
@@ -30,6 +36,8 @@ BUSY_LEAST = 0.95
 """Of a sustained measurement the GPU multiplies at least that share."""
 POOL_CACHES = 4
 """The pool of operands is that many times the L2 cache."""
+CHOICE_ROUNDS, CHOICE_PRODUCTS = 3, 4
+"""Samples of each kernel before one is chosen, and products in each."""
 SLICE = 48
 """Rows and columns of the part of each result that is computed again in float64."""
 
@@ -113,6 +121,7 @@ class Gemm:
             site.require_memory(count * set_bytes(self.dtype, self.size) + 8 * self.size**2)
             products = Products(site.torch, self.dtype, self.size, count)
             products.try_once()
+            context.note("kernel", products.choose())
             site.check(products.verify)
             context.note("operand_sets", count)
             figures = self._figures(site, products)
@@ -123,7 +132,7 @@ class Gemm:
         """Making operands and checking results, beside the samples."""
         measuring = self.seconds if self.mode == "sustained" else BURST_SECONDS
         captured = 1.5 if self.mode == "sustained" else 0.0
-        return 0.3 + captured + measuring + 0.2 * (self.size / 8192) ** 2
+        return 0.5 + captured + measuring + 0.2 * (self.size / 8192) ** 2
 
     def _figures(self, site: device_work.Site, products: Products) -> device_work.Figures:
         if self.mode == "burst":
@@ -183,6 +192,7 @@ class Products:
             for _ in range(count)
         ]
         self._walk = itertools.cycle(self.sets)
+        self._multiply: cublaslt.Multiply = self._by_torch
         self.done = 0
 
     def try_once(self) -> None:
@@ -203,10 +213,35 @@ class Products:
                 f"{str(error).splitlines()[0]}",
             ) from error
 
+    def choose(self) -> str:
+        """
+        Take the fastest kernel on this GPU, of torch's and those that cuBLASLt proposes.
+
+        torch takes the library's first proposal, which can be slower than others by several
+        percent, so it is no ceiling.
+
+        Returns:
+            Its name: ``torch``, or ``cuBLASLt`` and the place among its proposals.
+        """
+        ways: dict[str, cublaslt.Multiply] = {"torch": self._by_torch}
+        for place, kernel in enumerate(cublaslt.kernels(self._torch, self._dtype, self._size)):
+            ways[f"cuBLASLt {place}"] = kernel
+        queue = cuda.CudaQueue(self._torch)
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(1 + CHOICE_ROUNDS if len(ways) > 1 else 0):  # the first loads them
+            for name, self._multiply in ways.items():
+                took = behind_spin(
+                    queue, self.enqueue, CHOICE_PRODUCTS, spin_seconds=SPIN_MIN_SECONDS
+                )
+                times[name].append(math.inf if took is None else took)
+        chosen = min(times, key=lambda name: min(times[name][1:], default=0.0))
+        self._multiply = ways[chosen]
+        return chosen
+
     def enqueue(self, count: int) -> None:
         """Enqueue the next ``count`` products, as a linear layer does: x times w transposed."""
         for left, right, result in itertools.islice(self._walk, count):
-            self._multiply(left, right.t(), result)
+            self._multiply(left, right, result)
         self.done += count
 
     def rows(self, count: int) -> Enqueue:
@@ -259,8 +294,8 @@ class Products:
                 f"the type explains {PRECISIONS[self._dtype].tolerance:g}",
             )
 
-    def _multiply(self, left: Any, right: Any, result: Any) -> None:
-        torch = self._torch
+    def _by_torch(self, left: Any, right: Any, result: Any) -> None:
+        torch, right = self._torch, right.t()
         if self._dtype == "fp8":
             torch._scaled_mm(
                 left,
