@@ -7,7 +7,10 @@ through here. Batches start in planned order, as soon as all their hosts are fre
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
+import functools
+import queue
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,33 +81,22 @@ class Joint:
 
     def run(self, batches: Iterable[Sequence[Cell]]) -> None:
         """Run all batches; each starts when its hosts are free, none is overtaken for long."""
-        waiting = [list(b) for b in batches]
-        running: dict[Future[None], frozenset[str]] = {}
+        every = [list(b) for b in batches]
+        turns = _turns(every)
+        ended: queue.SimpleQueue[tuple[int, Future[None]]] = queue.SimpleQueue()
+        ready, running = [n for n in range(len(every)) if _is_first(turns, every[n], n)], 0
         with ThreadPoolExecutor(max(1, len(self.agents) // 2 + 1), "joint") as pool:
-            while waiting or running:
-                if self.stop.is_set():
-                    waiting.clear()
-                startable, waiting = self._startable(waiting, running.values())
-                for batch in startable:
-                    running[pool.submit(self._run_batch, batch)] = frozenset(batch[0].hosts)
-                done, _ = concurrent.futures.wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    del running[future]
-                    future.result()
-
-    def _startable(
-        self, waiting: Sequence[list[Cell]], running: Iterable[frozenset[str]]
-    ) -> tuple[list[list[Cell]], list[list[Cell]]]:
-        """Batches whose hosts neither work nor are wanted by one before them; and the rest."""
-        taken = set[str]().union(*running)
-        found: list[list[Cell]] = []
-        rest: list[list[Cell]] = []
-        for number, batch in enumerate(waiting):
-            if len(taken) >= len(self.agents):
-                return found, [*rest, *waiting[number:]]
-            (rest if taken.intersection(batch[0].hosts) else found).append(batch)
-            taken.update(batch[0].hosts)
-        return found, rest
+            while True:
+                for number in [] if self.stop.is_set() else ready:
+                    future = pool.submit(self._run_batch, every[number])
+                    future.add_done_callback(functools.partial(_note, ended, number))
+                    running += 1
+                if not running:
+                    return
+                number, future = ended.get()
+                running -= 1
+                future.result()
+                ready = _next(turns, every, number)
 
     def _run_batch(self, batch: Sequence[Cell]) -> None:
         fresh = True
@@ -200,6 +192,39 @@ class Joint:
         for other in dict.fromkeys(cell.hosts):
             if other not in found:
                 self.agents[other].lose(cell.id, text, seconds)
+
+
+def _turns(batches: Sequence[Sequence[Cell]]) -> dict[str, collections.deque[int]]:
+    """Host key -> numbers of its batches, in order."""
+    found: dict[str, collections.deque[int]] = collections.defaultdict(collections.deque)
+    for number, batch in enumerate(batches):
+        for host in dict.fromkeys(batch[0].hosts):
+            found[host].append(number)
+    return found
+
+
+def _is_first(
+    turns: Mapping[str, collections.deque[int]], batch: Sequence[Cell], number: int
+) -> bool:
+    """Whether it is a batch's turn on all its hosts."""
+    return all(turns[host][0] == number for host in batch[0].hosts)
+
+
+def _next(
+    turns: Mapping[str, collections.deque[int]], batches: Sequence[Sequence[Cell]], ended: int
+) -> list[int]:
+    """The batches whose turn it is now that one has ended."""
+    hosts = dict.fromkeys(batches[ended][0].hosts)
+    for host in hosts:
+        turns[host].popleft()
+    wanted = sorted({turns[host][0] for host in hosts if turns[host]})
+    return [number for number in wanted if _is_first(turns, batches[number], number)]
+
+
+def _note(
+    ended: queue.SimpleQueue[tuple[int, Future[None]]], number: int, future: Future[None]
+) -> None:
+    ended.put((number, future))
 
 
 def merged(cell: Cell, parts: Mapping[str, Run], names: Mapping[str, str]) -> Run:

@@ -35,6 +35,7 @@ from topobench.agents.targets import (
     clock_note,
     difference,
     not_let_in,
+    unheard,
 )
 from topobench.errors import AgentError, RefusedError, TopobenchError
 from topobench.health import STANDARD, Rules
@@ -46,6 +47,8 @@ PULSE_SECONDS = 2.0
 SILENT_SECONDS = 12.0
 """A host that gave none for so long is lost."""
 _LOOK_SECONDS = 1.0
+STREAM_SECONDS = 20.0
+"""Longest wait for what a host streams, once it has answered."""
 DESCRIBE_SECONDS = 180.0
 """Longest wait for a host's first answer; a cold torch import on a GPU host takes 60 s."""
 
@@ -64,6 +67,10 @@ class HostAgent:
         """Stream the runs of a batch."""
         for run in self._service.run([Cell.from_json(c) for c in cells], attempts):
             yield to_json(run)
+
+    def reach(self) -> Iterator[bool]:
+        """Something to stream back, as runs are; see :func:`_cut_off`."""
+        yield True
 
     def run_part(
         self, cell: dict[str, Any], *, host: str, attempt: int, fresh: bool, last: bool
@@ -493,24 +500,52 @@ def _start(
         ).remote(t.request)
         for t in good
     ]
-    waiting = [(t, a, a.describe.remote()) for t, a in zip(good, actors, strict=True)]
-    agents: list[RayAgent] = []
+    waiting = [
+        (t, a, a.describe.remote(), a.reach.options(num_returns="streaming").remote())
+        for t, a in zip(good, actors, strict=True)
+    ]
+    heard: list[tuple[Target, RayAgent, Any]] = []
     refused: list[TopobenchError] = []
-    for target, actor, answer in waiting:
+    for target, actor, answer, stream in waiting:
         try:
             patience = DESCRIBE_SECONDS + target.request.idle.wait_seconds
             host = Host.from_json(ray.get(answer, timeout=patience))
-            agents.append(RayAgent(host, actor))
+            heard.append((target, RayAgent(host, actor), stream))
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else None
             if isinstance(cause, TopobenchError):
                 refused.append(cause)
             failures.append(Failure(target.address, _text(error)))
             ray.kill(actor)
+    agents, cut_off = _cut_off(heard)
+    failures += cut_off
     if not agents and failures:
         _close(agents)
         raise refused[0] if refused else AgentError("; ".join(f.text for f in failures))
     return _with_unique_keys(agents), failures
+
+
+def _cut_off(
+    heard: Sequence[tuple[Target, RayAgent, Any]],
+) -> tuple[list[RayAgent], list[Failure]]:
+    """
+    Agents whose results reach us, and failures for those whose do not.
+
+    Answers to calls come back on the driver's own connection; what is streamed needs one that
+    the host opens, and a firewall may let only the first pass.
+    """
+    if not heard:
+        return [], []
+    streams = [stream for _, _, stream in heard]
+    _, silent = ray.wait(streams, num_returns=len(streams), timeout=STREAM_SECONDS)
+    agents, failures = [], []
+    for target, agent, stream in heard:
+        if any(stream is s for s in silent):
+            failures.append(Failure(target.address, unheard(target)))
+            agent.close()
+        else:
+            agents.append(agent)
+    return agents, failures
 
 
 def _greet(targets: Sequence[Target]) -> tuple[list[Failure], list[str]]:

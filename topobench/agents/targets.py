@@ -121,6 +121,16 @@ def not_let_in(address: str, error: str) -> str:
     )
 
 
+def unheard(target: Target) -> str:
+    """What is said of a host that can be called and whose results do not come."""
+    return (
+        f"host {target.name} ({target.address}) answers, but what it sends does not reach this "
+        "driver: open the ports of Ray's workers (ray start --min-worker-port, "
+        "--max-worker-port) between the hosts both ways, or run topobench on a host of the "
+        "cluster that they reach"
+    )
+
+
 def clock_note(name: str, told: float, asked: float, answered: float) -> str | None:
     """
     A warning if a host's clock is off by more than a second; times of runs are the hosts' own.
