@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_a_rank_that_is_killed_ends_the_gang(lab: Lab) -> None:
 def test_what_an_all_reduce_saw_before_a_rank_was_lost_is_kept(lab: Lab) -> None:
     """C39 with the real probe: its times so far, no bandwidth, and the survivors go on."""
 
-    def reduced(ranks: int, **params: int) -> Cell:
+    def reduced(ranks: int, **params: Any) -> Cell:
         made = cell("lostreduce", bytes=1 << 20, backend="gloo", **params)
         case = dataclasses.replace(made.case, params={**made.case.params, "ranks": ranks})
         return dataclasses.replace(made, case=case, ranks=ranks)
