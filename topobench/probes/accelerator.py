@@ -39,6 +39,7 @@ Mark = Callable[[str], Any]
 CEILING_SECONDS = 1.5
 """Length of the measurement of matrix products, of which the second half counts."""
 CEILING_SIZES = {"cuda": 8192, "cpu": 512}
+LEAST_PASSES = 3
 PASSES = 5
 """Forward passes whose stages are timed; the median counts."""
 
@@ -94,6 +95,15 @@ class Accelerator(Protocol):
 
     def launches(self, call: Call) -> int | None:
         """Kernels that a call launches; None where nobody can tell."""
+        ...
+
+    def on_all(self, check: Callable[[], None]) -> None:
+        """
+        Check what every rank got; if one is wrong, all say so.
+
+        Raises:
+            ResultInvalid: ``wrong_data``.
+        """
         ...
 
     def wait(self) -> None:
@@ -194,6 +204,7 @@ class Gpu:
         """Behind a spin; where none outlasts the launches, between events alone."""
         once = max(self._site.gather(self.once(call)))
         count = min(QUEUE_MAX, max(1, round(SAMPLE_SECONDS / once)))
+        budget_seconds = max(budget_seconds, self._least_passes() * once)
         sampler = Sampler(stats.BANDWIDTH_TOLERANCE, budget_seconds)
         try:
             return self._site.queued(lambda n: _repeat(call, n), count, sampler), "queued"
@@ -207,6 +218,8 @@ class Gpu:
 
     def walls(self, call: Call, budget_seconds: float) -> Figures:
         """Of several GPUs, while all do the same."""
+        once = max(self._site.gather(wall(call)))
+        budget_seconds = max(budget_seconds, self._least_passes() * once)
         return self._site.called(call, Sampler(stats.LATENCY_TOLERANCE, budget_seconds))
 
     def stages(self, run: Callable[[Mark], Any]) -> dict[str, list[float]] | None:
@@ -241,6 +254,10 @@ class Gpu:
             call()
         return Driver().graph_kernels(graph.raw_cuda_graph())
 
+    def on_all(self, check: Callable[[], None]) -> None:
+        """Of the GPUs that do the same at once."""
+        self._site.check(check)
+
     def wait(self) -> None:
         """Of all streams."""
         self.torch.cuda.synchronize()
@@ -256,6 +273,10 @@ class Gpu:
         """Of torch's caching allocator."""
         memory = self.torch.cuda
         return int(memory.max_memory_allocated()), int(memory.max_memory_reserved())
+
+    def _least_passes(self) -> int:
+        """A budget of so many passes lets long ones be sampled enough: a lap, of several GPUs."""
+        return device_work.SEGMENTS if self._site.group else LEAST_PASSES
 
 
 class Cpus:
@@ -317,6 +338,10 @@ class Cpus:
     def launches(self, call: Call) -> int | None:
         """Nothing is launched."""
         return None
+
+    def on_all(self, check: Callable[[], None]) -> None:
+        """There is one."""
+        check()
 
     def wait(self) -> None:
         """Calls end when their work does."""

@@ -14,8 +14,9 @@ from typing import Any, ClassVar, cast
 
 from topobench.errors import ProbeUnavailable
 from topobench.probes import attention, gemm, precisions, prefill_metrics
-from topobench.probes.accelerator import Accelerator, accelerator, memory_named
+from topobench.probes.accelerator import LEAST_PASSES, Accelerator, accelerator, memory_named
 from topobench.probes.bench import BENCH
+from topobench.probes.device_work import SEGMENTS
 from topobench.probes.footprint import Footprint, footprint
 from topobench.probes.forward import MODES, compiler
 from topobench.probes.metrics import FLOP
@@ -31,6 +32,7 @@ from topobench.probes.protocol import (
     suited,
 )
 from topobench.probes.shapes import SHAPE_HELP, Shape, flop, shape_of
+from topobench.probes.timing import N_FLOOR, OVERRUN
 from topobench.probes.transformer import Place, Transformer
 from topobench.reading import Metric, Reading, ReasonCode
 from topobench.units import format_bytes
@@ -48,7 +50,7 @@ ASSUMED_FLOP_PER_SECOND = {
 }  # fmt: skip
 """Of a whole model on a large GPU, for estimates."""
 ASSUMED_ON_CPUS = 2e10
-SET_UP_SECONDS = 0.7
+SET_UP_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +144,10 @@ class Prefill:
         large = shape.width > WIDEST_ON_CPUS
         rate = ASSUMED_FLOP_PER_SECOND[self.dtype] if large else ASSUMED_ON_CPUS
         once = 1e-4 + flop(shape, self.tokens, self.batch) / rate / self.tensor_parallel
-        device = max(min(25 * once, DEVICE_SECONDS), 12 * once)
-        walls = max(min(25 * once, WALL_SECONDS), 12 * once)
+        lap = once * (SEGMENTS if self.at_once == "all" else 1)
+        seconds = (sampling(lap, once, budget) for budget in (DEVICE_SECONDS, WALL_SECONDS))
         compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
-        return SET_UP_SECONDS + device + walls + 12 * once + compiling
+        return SET_UP_SECONDS + sum(seconds) + 12 * once + compiling
 
     def _readings(self, device: Accelerator, context: WorkerContext) -> list[Reading]:
         """All readings: no setting of torch's holds while the worker sends them."""
@@ -209,3 +211,15 @@ class Prefill:
         context.note("attention", chosen)
         context.note("attention_tried", tried)
         return chosen
+
+
+def sampling(lap: float, once: float, budget: float) -> float:
+    """
+    About how long it takes to sample passes.
+
+    Args:
+        lap: Seconds of a sample.
+        once: Of a pass.
+    """
+    budget = max(budget, LEAST_PASSES * once, lap if lap > once else 0.0)
+    return max(min(25 * lap, budget), min((N_FLOOR + 2) * lap, OVERRUN * budget))

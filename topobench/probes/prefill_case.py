@@ -25,7 +25,7 @@ from topobench.probes.timing import collect, wall
 from topobench.probes.transformer import Transformer
 from topobench.reading import Reading
 
-DEVICE_SECONDS, WALL_SECONDS, PART_SECONDS = 1.0, 0.4, 0.1
+DEVICE_SECONDS, WALL_SECONDS, PART_SECONDS = 0.5, 0.25, 0.1
 LAUNCHES = 10
 
 
@@ -86,7 +86,8 @@ class Case:
         self.forward.run()
         self.device.wait()
         error = distance(self.forward.logits, self.wanted)
-        require_close(error, self.model.products.precision, what)
+        precision = self.model.products.precision
+        self.device.on_all(lambda: require_close(error, precision, what))
 
     def _note(self, how: str, expected: Footprint) -> None:
         note, shape = self.context.note, self.model.whole
