@@ -109,6 +109,24 @@ class TestLaidOut:
             ("all_reduce", "none+ll", Status.NOT_APPLICABLE, ReasonCode.EQUIVALENT_ARMS)
         ]
 
+    def test_a_gang_over_hosts_compares_them_too_and_one_host_may_forbid(self) -> None:
+        """In mirrored blocks, as on one host."""
+        chosen = compared(EnvArm("ll", LL), EnvArm.preset("nvls_on"), blocks=2)
+        wanted = config.ProbeChoice("all_reduce", {"hosts": ("all",), "bytes": (8,)})
+        expected = config.HostExpectation("h2", env={"NCCL_NVLS_ENABLE": "0"})
+        chosen = dataclasses.replace(
+            chosen, probes=(wanted,), hosts=(config.HostExpectation("h1"), expected)
+        )
+        hosts = [host(dual(gpus=2), name) for name in ("h1", "h2")]
+        plan = make_plan(chosen, hosts, seed=3)
+        order = [(b[0].block, b[0].arm.name) for b in batches(plan.cells)]
+        first, second = ([n for block, n in order if block == k] for k in (0, 1))
+        assert set(first) == {"none/auto", "none/auto+ll"}
+        assert second == first[::-1]
+        assert reasons(plan.cells) == [
+            ("all_reduce", "none/auto+nvls_on", Status.NOT_APPLICABLE, ReasonCode.UNSUPPORTED)
+        ]
+
     def test_what_the_site_forbids_is_not_laid_out(self) -> None:
         arms = EnvArm.preset("nvls_on"), EnvArm.preset("nvls_off")
         chosen = compared(*arms, env={"NCCL_NVLS_ENABLE": "0"})

@@ -459,17 +459,10 @@ class _Layout:
         config = self.site.config
         ring = rings.AUTO if bench.devices and bench.rings else None
         plain = dataclasses.replace(first, ring=ring, env={})
-        arms = [plain] if config.env_arms and ring not in ringed else []
-        refused = []
-        for wanted in config.env_arms:
-            arm = dataclasses.replace(plain, env=dict(wanted.env), env_name=wanted.name)
-            reason = env_arms.pointless(wanted.env, "nccl" if bench.devices else "gloo")
-            reason = reason or env_arms.refusal(wanted.env, config.env_for(self.host))
-            if reason is None:
-                arms.append(arm)
-            else:
-                refused.append(Refusal(arm.name, Status.NOT_APPLICABLE, reason))
-        return arms, refused
+        arms, refused = environments(config, plain, [self.host], on_gpus=bool(bench.devices))
+        reference = [plain] if config.env_arms and ring not in ringed else []
+        lacking = [Refusal(arm.name, Status.NOT_APPLICABLE, why) for arm, why in refused]
+        return [*reference, *arms], lacking
 
     def _rings(self, bench: _Bench) -> tuple[list[str | None], list[Refusal]]:
         """Ring arms exist between GPUs only; those that cannot differ are refused."""
@@ -551,6 +544,28 @@ class _Layout:
             status=lack.status,
             reason=lack.reason,
         )
+
+
+def environments(
+    config: ClusterConfig, plain: Arm, hosts: Sequence[Host], *, on_gpus: bool
+) -> tuple[list[Arm], list[tuple[Arm, Reason]]]:
+    """
+    The named environments of a gang, and those that do not apply to it.
+
+    Args:
+        plain: The arm that each of them changes in nothing else.
+        hosts: Where its ranks run; what one of them forbids is forbidden.
+    """
+    arms, refused = [], []
+    for wanted in config.env_arms:
+        arm = dataclasses.replace(plain, env=dict(wanted.env), env_name=wanted.name)
+        why = env_arms.pointless(wanted.env, "nccl" if on_gpus else "gloo")
+        why = why or env_arms.refusal(wanted.env, *(config.env_for(host) for host in hosts))
+        if why is None:
+            arms.append(arm)
+        else:
+            refused.append((arm, why))
+    return arms, refused
 
 
 def _in_one_process(choices: Sequence[Choice], gpus: tuple[Gpu, ...]) -> list[_Bench]:

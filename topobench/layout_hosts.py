@@ -7,6 +7,7 @@ that the same hosts give the same series from night to night.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import uuid
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from topobench import pairs, rings
 from topobench.bindings import Refusal, equal_threads, resolve, with_threads
 from topobench.host import Host
-from topobench.layout import UNBOUND, Choice, Site, Timed
+from topobench.layout import UNBOUND, Choice, Site, Timed, environments
 from topobench.probes.protocol import Arms
 from topobench.reading import Arm, Binding, Case, Cell, Reason, ReasonCode, Status
 from topobench.selection import HostGpus, Lack, select_gpus, unmet
@@ -116,7 +117,8 @@ class _Layout:
 
     def pair(self, choice: Choice, first: Host, second: Host, process_no: int) -> Iterator[Cell]:
         """The cells of one pair."""
-        yield from self._cells(choice.cases(), (_Seat(first), _Seat(second)), None, process_no)
+        seats = _Seat(first), _Seat(second)
+        yield from self._cells(choice.cases(), seats, self._arm(seats, None), process_no)
 
     def pairs_left_out(self, choice: Choice) -> Iterator[str]:
         """A warning if not every pair meets."""
@@ -140,8 +142,27 @@ class _Layout:
         backend = "nccl" if on_gpus else "gloo"
         ring = rings.AUTO if on_gpus and choice.probe.arms is Arms.GANG else None
         cases = choice.cases(ranks=len(seats), backend=backend, hosts="all")
-        for number in range(max(1, self.site.config.processes)):
-            yield from self._cells(cases, seats, ring, number)
+        plain = self._arm(seats, ring)
+        hosts = list({s.host.key: s.host for s in seats}.values())
+        more, refused = environments(self.site.config, plain, hosts, on_gpus=on_gpus)
+        for arm, why in refused:
+            lack = Lack(Status.NOT_APPLICABLE, why)
+            yield dataclasses.replace(_lacking(choice, lack, self.hosts[0]), arm=arm)
+        yield from self._blocks(cases, seats, [plain, *more])
+
+    def _blocks(
+        self, cases: Sequence[Timed], seats: Sequence[_Seat], arms: Sequence[Arm]
+    ) -> Iterator[Cell]:
+        """Complete rounds over the arms in seeded order, every second one mirrored."""
+        config, generator = self.site.config, self.random("environments")
+        count = config.blocks if len(arms) > 1 and config.blocks else config.processes
+        order: list[Arm] = []
+        for number in range(max(1, count)):
+            order = order[::-1] if number % 2 else generator.sample(arms, len(arms))
+            for position, arm in enumerate(order):
+                for cell in self._cells(cases, seats, arm, number):
+                    block = number if len(arms) > 1 else 0
+                    yield dataclasses.replace(cell, block=block, order_in_block=position)
 
     def random(self, label: str) -> random.Random:
         """A generator of its own for each purpose."""
@@ -169,9 +190,8 @@ class _Layout:
         return unmet(choice.probe, host, self.gpus[host.key], len(self.hosts)) is None
 
     def _cells(
-        self, cases: Sequence[Timed], seats: Sequence[_Seat], ring: str | None, process_no: int
+        self, cases: Sequence[Timed], seats: Sequence[_Seat], arm: Arm, process_no: int
     ) -> Iterator[Cell]:
-        arm = self._arm(seats, ring)
         for case, seconds in cases:
             yield Cell(
                 id=str(uuid.uuid4()),
