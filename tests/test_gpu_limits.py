@@ -30,6 +30,7 @@ H200 = Roof(
     launch=4e-6,
 )
 COPY = {"direction": "h2d", "memory": "pinned", "bytes": 256 * MIB}
+LLAMA = {"shape": "llama3-8b", "dtype": "bf16", "batch": 1}
 
 
 def figure(
@@ -60,6 +61,9 @@ class TestRoofline:
             ("host_to_device", {"direction": "both", "bytes": 64 * MIB}, Bound.HOST_LINK),
             ("host_to_device", {"direction": "d2h", "bytes": 64 * MIB}, None),
             ("gemm", {"dtype": "fp8", "size": 8192}, None),
+            ("prefill", {**LLAMA, "sequence": 64}, Bound.MEMORY),
+            ("prefill", {**LLAMA, "sequence": 128}, Bound.MIXED),
+            ("prefill", {**LLAMA, "sequence": 2048}, Bound.COMPUTE),
         ],
     )
     def test_what_bounds_a_probes_work(
@@ -71,6 +75,7 @@ class TestRoofline:
 
     def test_work_of_other_probes_is_not_known(self) -> None:
         assert work_of("all_reduce", {"bytes": 8}) is None
+        assert work_of("prefill", {**LLAMA, "shape": "of tomorrow", "sequence": 64}) is None
 
     def test_ceilings_are_the_best_of_the_same_sweep(self) -> None:
         launch = {"mode": "back_to_back"}

@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from topobench.device_figures import DeviceFigure
+from topobench.probes import shapes
+from topobench.probes.footprint import moved_bytes
+from topobench.probes.precisions import PRECISIONS
 from topobench.reading import Scalar
 
 ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
@@ -130,11 +133,30 @@ def work_of(probe: str, params: Mapping[str, Scalar]) -> Work | None:
         direction = str(params.get("direction"))
         ways = 2 if direction == "both" else 1
         return Work(launches=ways, link_bytes=float(ways * size), direction=direction)
+    if probe == "prefill":
+        return _prefill(params)
     side = params.get("size")
     if probe == "gemm" and isinstance(side, int) and dtype in ELEMENT_BYTES:
         moved = 3.0 * side * side * ELEMENT_BYTES[dtype]
         return Work(memory_bytes=moved, flop=2.0 * side**3, dtype=dtype)
     return None
+
+
+def _prefill(params: Mapping[str, Scalar]) -> Work | None:
+    """A pass of the model: launching is hidden when it is timed, so it counts as one."""
+    precision = PRECISIONS.get(str(params.get("dtype")))
+    sequence, batch = params.get("sequence"), params.get("batch")
+    if precision is None or not isinstance(sequence, int) or not isinstance(batch, int):
+        return None
+    try:
+        shape = shapes.shape_of(str(params.get("shape")))
+    except ValueError:  # a shape that this version does not know
+        return None
+    return Work(
+        memory_bytes=moved_bytes(shape, precision, sequence, batch),
+        flop=shapes.flop(shape, sequence, batch),
+        dtype=precision.product,
+    )
 
 
 def times(work: Work, roof: Roof) -> dict[Bound, float]:

@@ -64,6 +64,18 @@ def weights_bytes(local: Shape, precision: Precision) -> int:
     return local.layers * layer + precision.activation_bytes * outer
 
 
+def moved_bytes(shape: Shape, precision: Precision, sequence: int, batch: int) -> float:
+    """
+    What a pass must at least read and write: weights once, operands and results of products.
+
+    Of experts only those that some token meets are read: all, from a few hundred tokens on.
+    """
+    tokens, each = batch * sequence, precision.activation_bytes
+    rows = sum(m.use * m.copies * (m.rows + m.columns) for m in shape.matrices())
+    kept = tokens * kv_bytes_per_token(shape, each)
+    return weights_bytes(shape, precision) + kept + each * tokens * shape.layers * rows
+
+
 def work_bytes(
     local: Shape, precision: Precision, sequence: int, batch: int, attention: str
 ) -> int:

@@ -47,14 +47,13 @@ class Forward:
         torch = device.torch
         self.device = device
         self.model = model
-        self.staging = torch.zeros(
+        generator = torch.Generator().manual_seed(2)
+        self.staging = torch.empty(
             max(STAGING_BYTES // 8, batch * sequence),
             dtype=torch.int64,
             pin_memory=device.device == "cuda",
-        )
-        generator = torch.Generator().manual_seed(2)
+        ).random_(0, model.shape.vocabulary, generator=generator)
         self.prompt = self.staging[: batch * sequence].view(batch, sequence)
-        self.prompt.random_(0, model.shape.vocabulary, generator=generator)
         self.ids = self.prompt.to(device.device)
         self.cache = model.cache(batch, sequence)
         self.logits: Any = None
@@ -133,9 +132,13 @@ def compiler(torch: Any, mode: str) -> Iterator[None]:
         yield
         return
     folder = tempfile.mkdtemp(prefix="topobench-inductor-")
-    names = ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict(zip(names, (folder, "1"), strict=True)))
+    settings = {
+        "TORCHINDUCTOR_CACHE_DIR": folder,
+        "TRITON_CACHE_DIR": f"{folder}/triton",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
     try:
         torch._dynamo.reset()
         yield

@@ -16,7 +16,7 @@ from topobench.probes import prefill_metrics as metrics
 from topobench.probes.accelerator import Accelerator
 from topobench.probes.bench import BENCH, Errors, distance, require_close
 from topobench.probes.device_work import Figures
-from topobench.probes.footprint import Footprint
+from topobench.probes.footprint import Footprint, moved_bytes
 from topobench.probes.forward import Forward
 from topobench.probes.metrics import FLOP
 from topobench.probes.protocol import WorkerContext
@@ -51,6 +51,8 @@ class Case:
         errors = BENCH.check(self.device, self.model)
         self.device.forget()
         self.forward = Forward(self.device, self.model, self.batch, self.sequence)
+        staging = self.forward.staging
+        self.context.buffer_ready(staging.data_ptr(), staging.nbytes)
         yield from self._first_pass()
         self.forward.prepare(mode)
         self._check("those of eager mode")
@@ -98,7 +100,8 @@ class Case:
         note("layers", f"{shape.layers} of {shape.whole_layers}")
         note("causal_counted", "half of the scores")
         note("attention_share", attention_share(shape, self.sequence))
-        note("arithmetic_intensity", flop(shape, self.sequence, self.batch) / expected.total)
+        moved = moved_bytes(shape, self.model.products.precision, self.sequence, self.batch)
+        note("arithmetic_intensity", flop(shape, self.sequence, self.batch) / moved)
 
     def _speeds(self, figures: Figures, walls: Figures, ceiling: float | None) -> Iterator[Reading]:
         work = flop(self.model.whole, self.sequence, self.batch)

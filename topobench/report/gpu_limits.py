@@ -155,7 +155,7 @@ def _works(
 
 
 def _work_name(figure: DeviceFigure) -> str:
-    keys = ("op", "direction", "dtype", "size", "mode")
+    keys = ("op", "direction", "shape", "sequence", "dtype", "size", "mode")
     words = [clean(figure.params[k]) for k in keys if figure.params.get(k) is not None]
     return " ".join([clean(figure.probe), *words])
 
