@@ -18,7 +18,7 @@ from topobench.db.engine import writing
 from topobench.db.keys import insert_id
 from topobench.db.prices import Price, add_price
 from topobench.db.store import Store
-from topobench.reading import Better, Cell, Reason, ReasonCode, Run, Scalar, Status
+from topobench.reading import Cell, Reason, ReasonCode, Run, Scalar, Status
 
 MIB = 1 << 20
 NOW = "2026-11-04T01:00:00Z"
@@ -248,7 +248,7 @@ def _prefill(store: Store) -> str:
     for binding, seconds in WALL.items():
         for block, value in enumerate(seconds):
             made = _prompt("bf16", 2048, mode="eager", binding=binding, process_no=block)
-            found: tuple[Any, ...] = (_better(reading(value, metric="prefill_wall_seconds")),)
+            found: tuple[Any, ...] = (reading(value, metric="prefill_wall_seconds"),)
             planned.append((dataclasses.replace(made, block=block), found))
     for (dtype, tokens), (rate, error) in PROMPTS.items():
         found = (
@@ -263,10 +263,6 @@ def _prefill(store: Store) -> str:
         store.put_run(_run(made, *readings, key="h01", day=2, second=120))
     store.end_sweep(sweep, "done", ended_at=at(600))
     return sweep
-
-
-def _better(found: Any) -> Any:
-    return dataclasses.replace(found, better=Better.LOWER)
 
 
 def _prompt(dtype: str, tokens: int, *, mode: str, **more: Any) -> Cell:

@@ -204,9 +204,11 @@ def test_bindings_stand_side_by_side_with_mean_and_spread(fleet: Fleet) -> None:
 
 
 def test_one_process_has_no_spread(fleet: Fleet) -> None:
-    (row,) = fleet.ask("bindings", metric="power_watts", host="h01")
-    assert (row["n_processes"], row["mean"], row["ci_level"]) == (1, 500.0, "within")
-    assert (row["std"], row["variance_ratio"]) == (None, None)
+    rows = fleet.ask("bindings", probe="host_to_device", host="h05")
+    assert [r["binding"] for r in rows] == ["local", "remote"]
+    for row in rows:
+        assert (row["n_processes"], row["mean"]) == (1, row["median"])
+        assert (row["std"], row["variance_ratio"], row["ci_level"]) == (None, None, "within")
 
 
 def test_prefill_by_length_follows_one_curve(fleet: Fleet) -> None:

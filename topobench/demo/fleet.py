@@ -182,11 +182,19 @@ class _Maker:
         self.fleet = cluster.fleet
         self.number = number
         self.series = series_of(cluster.sku, self._host(1, self.fleet.nights).topology)
-        seed = (self.fleet.seed, number)
-        size = (self.fleet.nights, cluster.hosts, len(self.series))
-        self.speeds = noise.speeds(seed, *size, self.fleet.noise) * planted(cluster, self.series)
+        self.speeds = self._natural((self.fleet.seed, number)) * planted(cluster, self.series)
         self.turns = {last: self._turns(last=last) for last in (False, True)}
         self._members: dict[str, list[tuple[Member, ...]]] = {}
+
+    def _natural(self, seed: tuple[int, int]) -> Floats:
+        """Speeds before anything is planted; the arms of the last night share their host's."""
+        nightly = sum(not s.last for s in self.series)
+        shape = (self.fleet.nights, self.cluster.hosts)
+        every = noise.speeds(seed, *shape, nightly, self.fleet.noise)
+        last = noise.speeds((*seed, 0), *shape, len(self.series) - nightly, self.fleet.noise)
+        firsts = {s.case.params_hash: n for n, s in reversed([*enumerate(self.series)]) if s.last}
+        own = [firsts[s.case.params_hash] if s.last else n for n, s in enumerate(self.series)]
+        return np.concatenate([every, last], axis=2)[:, :, own]
 
     def sweep(self, night: int) -> Sweep:
         random = np.random.default_rng((self.fleet.seed, self.number, night))
@@ -240,7 +248,7 @@ class _Maker:
                 arms = max(self.series[n].order for n in own)
                 for n in own if process % 2 == 0 else own[::-1]:
                     series = self.series[n]
-                    if last or process == 0 or series.compared:
+                    if last or (not series.last and (process == 0 or series.compared)):
                         order = series.order if process % 2 == 0 else arms - series.order
                         found.append(_Turn(n, process, order if series.compared else 0))
         return tuple(found)

@@ -6,10 +6,10 @@
 -- param source text = probe: of whom; import:% for imported results, % for all
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
--- Of the processes of one sweep: mean, median with its interval, std (standard deviation; from
--- two on). effect_ratio: median against that of binding none, below 0 = worse. variance_ratio:
--- variance by that of binding none; both are NULL of none itself. What could have been seen at
--- all: query numa-tax, mde_ratio.
+-- Work measured under several bindings, over the processes of one sweep: mean, median with its
+-- interval, std (standard deviation; from two on). effect_ratio: median against that of binding
+-- none, below 0 = worse. variance_ratio: variance by that of binding none; both are NULL of none
+-- itself. What could have been seen at all: query numa-tax, mde_ratio.
 WITH RECURSIVE process AS (
     SELECT
         s.id AS series_id, s.latest_sweep_id AS sweep_id, d.metric_id, d.point, d.n, d.median,
@@ -49,7 +49,12 @@ WITH RECURSIVE process AS (
     SELECT
         p.*, s.host_id, s.case_id, s.device_set_id, s.n_ranks, s.n_hosts, s.source, s.synthetic,
         a.binding, coalesce(a.ring, '') AS ring, a.env,
-        CASE WHEN p.variance = 0 THEN 0.0 ELSE root.std END AS std
+        CASE WHEN p.variance = 0 THEN 0.0 ELSE root.std END AS std,
+        count(*) OVER (
+            PARTITION BY
+                p.sweep_id, s.host_id, s.case_id, s.device_set_id, s.n_ranks, s.n_hosts, s.source,
+                s.synthetic, coalesce(a.ring, ''), a.env, p.metric_id, p.point
+        ) AS bindings
     FROM pooled p
     JOIN series s ON s.id = p.series_id
     JOIN arm a ON a.id = s.arm_id
@@ -78,7 +83,7 @@ LEFT JOIN placed free
     AND free.n_ranks = p.n_ranks AND free.n_hosts = p.n_hosts AND free.source = p.source
     AND free.synthetic = p.synthetic AND free.ring = p.ring AND free.env = p.env
     AND free.metric_id = p.metric_id AND free.point = p.point
-WHERE m.name LIKE :metric AND h.name LIKE :host
+WHERE p.bindings > 1 AND m.name LIKE :metric AND h.name LIKE :host
 ORDER BY
     cl.name, h.name, pc.probe, ds.label, pc.model, pc.batch, pc.dtype, pc.seq_len, pc.params,
     p.ring, m.name, p.point, p.binding
