@@ -186,7 +186,9 @@ class Prefill:
     ) -> Footprint:
         """What the case needs, if there is so much."""
         expected = footprint(shape, precision, self.tokens, self.batch, attention=self.attention)
-        if not BENCH.holds(shape, precision, place):
+        if BENCH.holds(shape, precision, place):
+            device.forget()
+        else:
             BENCH.drop(device)
         needed = expected.total - (expected.weights if BENCH.model else 0)
         free = device.free_bytes()
