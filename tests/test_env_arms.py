@@ -177,6 +177,7 @@ class TestInForce:
 
     def test_what_worker_and_nccl_say_is_held_against_the_arm(self) -> None:
         assert self.judged(LL, env=LL) is None
+        assert self.judged({"NCCL_PROTO": "ll"}, env=LL) is None
         assert self.judged({}) is None, "NCCL does not name all that it reads"
         for reason in (self.judged({"NCCL_PROTO": "Simple"}, env=LL), self.judged({}, env={})):
             assert reason is not None

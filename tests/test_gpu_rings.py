@@ -91,6 +91,8 @@ def test_every_ring_arm_does_what_it_asks_for(service: HostService) -> None:
         runs = run(service, host, ring_arm(ring))
         assert states(runs) == OK
         proofs[ring], speeds[ring] = runs[-1].conditions["nccl"], busbw(runs[-1])
+        links = proofs[ring]["links"]
+        assert links.get("unavailable") or links["counted"] > 0, "bytes are counted or it is told"
     channels = proofs["auto_ring"]["channels"]
     assert channels >= 2
     for ring in ("identity", "0-1", "1-0"):

@@ -148,13 +148,21 @@ def in_force(cell: Cell, outcome: Outcome, logged: Mapping[str, str]) -> Outcome
     for key, value in sorted(cell.arm.env.items()):
         if found is not None and env_arms.changes_speed(key) and found.get(key) != value:
             text = f"the worker had {key}={found.get(key, '')}"
-        elif logged.get(key, value) != value:
+        elif not _same(logged.get(key, value), value):
             text = f"NCCL took {key}={logged[key]}"
         else:
             continue
         reason = Reason(ReasonCode.WRONG_ENVIRONMENT, f"the arm sets {key}={value}; {text}")
         return replace(outcome, status=Status.FAILED, reason=reason, readings=())
     return outcome
+
+
+def _same(told: str, asked: str) -> bool:
+    """Whether two texts are one setting: NCCL writes numbers in its own way."""
+    try:
+        return int(told, 0) == int(asked, 0)
+    except ValueError:
+        return told.casefold() == asked.casefold()
 
 
 @contextlib.contextmanager
