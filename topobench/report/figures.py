@@ -33,6 +33,7 @@ _FIXED = {
 _STEPPED = {
     "s": (Scale(1, "s"), Scale(1e3, "ms"), Scale(1e6, "us"), Scale(1e9, "ns")),
     "FLOP/s": (Scale(1e-12, "TFLOP/s"), Scale(1e-9, "GFLOP/s")),
+    "FLOP": (Scale(1e-12, "TFLOP"), Scale(1e-9, "GFLOP"), Scale(1e-6, "MFLOP")),
     "Hz": (Scale(1e-9, "GHz"), Scale(1e-6, "MHz")),
     "B": tuple(
         Scale(1 / 1024**power, unit)
@@ -45,7 +46,7 @@ def scale_for(metric: str, values: Iterable[float | None]) -> Scale:
     """The unit in which the smallest of a metric's values is 1 or more, if there is one."""
     if metric.endswith("_ratio"):
         return Scale(100, "%")
-    unit = unit_of(metric)
+    unit = "FLOP" if metric.endswith("_flop_count") else unit_of(metric)
     if unit in _FIXED:
         return _FIXED[unit]
     steps = _STEPPED.get(unit, (Scale(1, ""),))
@@ -60,12 +61,12 @@ def unit_of(name: str) -> str:
 
 
 def number(value: float | None, scale: Scale) -> str:
-    """Four figures and at most three decimals; two figures below 0.1."""
+    """Four figures and at most three decimals; two figures below 0.1; whole counts as they are."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     scaled = value * scale.factor
-    if scaled == 0:
-        return "0"
+    if scaled == 0 or (not scale.unit and scaled == int(scaled)):
+        return str(int(scaled))
     power = math.floor(math.log10(abs(scaled)))
     decimals = min(3, 3 - power) if power >= -1 else 1 - power
     return f"{scaled:.{max(0, decimals)}f}"

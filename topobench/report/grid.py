@@ -56,9 +56,10 @@ class Grid:
             columns.append(Column(self._head(head), number=True))
             parts.append(self._numbers(head))
         found = [self._figures(row) for row in self.rows]
-        title, spreads = _spread_column(found)
-        columns.append(Column(title, number=True))
-        parts.append(spreads)
+        if any(f.spread is not None for row in found for f in row):
+            title, spreads = _spread_column(found)
+            columns.append(Column(title, number=True))
+            parts.append(spreads)
         columns.append(Column("n", number=True))
         parts.append([_samples(row) for row in found])
         return Sheet(columns, list(zip(*parts, strict=True)))

@@ -64,10 +64,12 @@ class ProbeTables:
             if UNIT in varying:
                 yield from self._summaries(records, [n for n in varying if n != UNIT], labels)
                 return
-            grids = _Layout((), True, None).grids(records, varying, labels)
+            grids = _packed(records, varying, labels, width)
         for number, found in enumerate(grids):
             if found.titled:
                 yield _title(number, found.title)
+            elif number:
+                yield Text("")
             yield found.sheet()
 
     def _summaries(
@@ -104,6 +106,22 @@ class _Layout:
         return short and near and all(g.sheet().width <= width for g in grids)
 
 
+def _packed(
+    records: Sequence[Record], names: Sequence[str], labels: Mapping[str, str], width: int
+) -> list[Grid]:
+    """As many metrics beside each other as fit, then the next ones below."""
+    grids: list[Grid] = []
+    held: list[Record] = []
+    for found in _by_metric(records):
+        wider = grid([*held, *found], names, (), labels)
+        if held and wider.sheet().width <= width:
+            held, grids[-1] = [*held, *found], wider
+        else:
+            held = list(found)
+            grids.append(grid(held, names, (), labels))
+    return grids
+
+
 def _title(number: int, text: str) -> Text:
     """Of one sheet among several; a blank line stands between them."""
     return Text(("\n" if number else "") + f"  {text}")
@@ -127,15 +145,16 @@ def constants(records: Sequence[Record]) -> str:
 
 
 def families(records: Sequence[Record]) -> list[list[Record]]:
-    """Records whose metrics were measured at the same places share a table."""
+    """Metrics measured at the same places share a table; those without samples have their own."""
     places: dict[str, set[Key]] = {}
     names = _names(records)
     for record in records:
         place = tuple(record.dimensions.get(n) for n in names)
         places.setdefault(record.metric, set()).add(place)
-    groups: dict[frozenset[Key], list[str]] = {}
+    sampled = {r.metric for r in records if r.figure.n != 1}
+    groups: dict[tuple[frozenset[Key], bool], list[str]] = {}
     for metric, found in places.items():
-        groups.setdefault(frozenset(found), []).append(metric)
+        groups.setdefault((frozenset(found), metric in sampled), []).append(metric)
     return [[r for r in records if r.metric in metrics] for metrics in groups.values()]
 
 
