@@ -22,6 +22,7 @@ from topobench.db.store import Store
 from topobench.errors import UsageError
 from topobench.report.page import Sight, render_report
 from topobench.report.page.page import asset
+from topobench.roofline import work_of
 from topobench.seeing import report_page, sight_of
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&</script><script>alert(2)</script>"
@@ -139,8 +140,8 @@ def test_what_sharing_costs_is_a_table() -> None:
     )
     text = " ".join(text_of(render_report(Sight(documents.sweep([host], cells)))).split())
     assert (
-        "GPU 0-1 host_to_device h2d 256 MiB none 50.00 GB/s 25.00 GB/s 50.0 % 50.00 GB/s they share "
-        "the PCIe switch 0000:15:00.0"
+        "GPU 0-1 host_to_device h2d 256 MiB none 50.00 GB/s 25.00 GB/s 50.0 % 50.00 GB/s they "
+        "share the PCIe switch 0000:15:00.0"
     ) in text
 
 
@@ -331,6 +332,34 @@ def test_prefill_is_drawn_with_its_knee() -> None:
     assert trace(spec, "none")["y"] == [rates[n] for n in lengths]
     knee = trace(spec, "knee of none")
     assert knee["x"] == [pytest.approx(1024, rel=0.05)]
+
+
+def test_prefill_lies_under_the_roofs_that_its_sweep_measured() -> None:
+    gpu = documents.gpu_uuid("gpu01", 0)
+    params = {"shape": "llama3-8b", "sequence": 2048, "batch": 1, "dtype": "bf16"}
+    flop = documents.reading("flop_per_second", 5e14, unit="FLOP/s")
+    cells = [
+        documents.cell("prefill", [flop], params=params, devices=[gpu]),
+        documents.cell(
+            "gemm",
+            [documents.reading("flop_per_second", 8e14, unit="FLOP/s")],
+            params={"dtype": "bf16", "mode": "burst"},
+            devices=[gpu],
+        ),
+        documents.cell(
+            "device_memory",
+            [documents.reading("bandwidth_bytes_per_second", 4e12)],
+            params={"op": "copy"},
+            devices=[gpu],
+        ),
+    ]
+    page = render_report(Sight(documents.sweep([documents.host(gpus=1)], cells)))
+    points = trace(figures(page)["h0-roofline"], "prefill bf16")
+    work = work_of("prefill", params)
+    assert work is not None
+    assert points["x"] == [pytest.approx(work.flop / work.memory_bytes)]
+    assert points["y"] == [500]
+    assert points["x"][0] > 200
 
 
 def test_the_command_writes_one_whole_file(

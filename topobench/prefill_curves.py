@@ -7,6 +7,7 @@ says stands beside a knee and never decides about it.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,9 +17,9 @@ from topobench import roofline
 from topobench.device_figures import device_figures
 from topobench.knee import MIN_POINTS, Knee, find_knee
 from topobench.probes import shapes
-from topobench.probes.precisions import PRECISIONS, Precision
+from topobench.probes.precisions import PRECISIONS
 from topobench.reading import MEASURED, CiLevel, Scalar
-from topobench.roofline import Roof
+from topobench.roofline import Bound, Roof
 
 Cell = Mapping[str, Any]
 
@@ -102,7 +103,8 @@ class Predicted:
 
     Args:
         launch: Launching the kernels takes as long as their arithmetic (mode ``eager``).
-        ridge: Arithmetic overtakes reading the weights, by the ceilings of the same sweep.
+        ridge: Arithmetic overtakes what is read and written in memory, by the ceilings of the
+            same sweep.
         attention: Attention is a quarter of the arithmetic.
     """
 
@@ -146,18 +148,13 @@ def predicted(curve: Curve, roofs: Roofs) -> Predicted:
         shape = shapes.shape_of(str(curve.param("shape")))
     except ValueError:  # a shape that this version does not know
         return Predicted()
-    batch, dtype = curve.param("batch"), str(curve.param("dtype"))
+    batch = curve.param("batch")
     many = batch if isinstance(batch, int) else 1
     roof = roofs.get((curve.host, curve.device or ""), Roof())
-    attention = _first(lambda n: shapes.attention_share(shape, n) >= ATTENTION_SHARE)
-    precision = PRECISIONS.get(dtype)
-    if precision is None:
-        return Predicted(attention=attention)
-    ridge = roof.ridge(precision.product)
     return Predicted(
-        launch=_launch(curve, shape, many, roof, precision.product),
-        ridge=None if ridge is None else ridge * _bytes_by_flop(shape, many, precision),
-        attention=attention,
+        launch=_launch(curve, shape, many, roof),
+        ridge=_ridge(curve, roof),
+        attention=_first(lambda n: shapes.attention_share(shape, n) >= ATTENTION_SHARE),
     )
 
 
@@ -185,20 +182,22 @@ def _filled(curve: Curve, rates: Mapping[int, tuple[float, ...]], launches: floa
     return replace(curve, rates=rates, launches=launches)
 
 
-def _bytes_by_flop(shape: shapes.Shape, batch: int, precision: Precision) -> float:
-    """Of one token: every weight is read once, and multiplied by each token that meets it."""
-    read = sum(m.parameters for m in shape.matrices()) * precision.weight_bits / 8
-    return read / (2.0 * sum(m.parameters * m.use for m in shape.matrices()) * batch)
+def _ridge(curve: Curve, roof: Roof) -> float | None:
+    def computes(length: int) -> bool:
+        work = roofline.work_of(PROBE, {**dict(curve.params), LENGTH: length})
+        parts = roofline.times(work, roof) if work else {}
+        return parts.get(Bound.COMPUTE, 0.0) >= parts.get(Bound.MEMORY, math.inf)
+
+    return _first(computes)
 
 
-def _launch(
-    curve: Curve, shape: shapes.Shape, batch: int, roof: Roof, product: str
-) -> float | None:
-    speed = roof.flop.get(product)
+def _launch(curve: Curve, shape: shapes.Shape, batch: int, roof: Roof) -> float | None:
+    precision = PRECISIONS.get(str(curve.param("dtype")))
+    speed = roof.flop.get(precision.product) if precision else None
     if curve.param("mode") != "eager" or not (curve.launches and roof.launch and speed):
         return None
-    launching, many = curve.launches * roof.launch, max(curve.n_devices, 1)
-    return _first(lambda n: shapes.flop(shape, n, batch) / (speed * many) >= launching)
+    launching, whole = curve.launches * roof.launch, speed * max(curve.n_devices, 1)
+    return _first(lambda n: shapes.flop(shape, n, batch) / whole >= launching)
 
 
 def _first(reached: Callable[[int], bool]) -> float | None:

@@ -32,7 +32,7 @@ COLUMNS = (
 MEANING = (
     "knee: the length where tokens per second stop growing. Beside it what theory expects, from "
     "the ceilings of this sweep: launching kernels takes longer than their arithmetic until, "
-    "reading weights takes longer until, attention is a quarter of the arithmetic from."
+    "memory takes longer until, attention is a quarter of the arithmetic from."
 )
 
 

@@ -8,7 +8,7 @@
 -- n: hosts (or sweeps over several) with a knee, n_none: those without; knee: their median. One
 -- host has the interval of its own fit, from six on it is that of the median over hosts. What
 -- theory expects, means over hosts: launching kernels takes longer than their arithmetic up to
--- launch_until, reading weights up to memory_until; attention is a quarter of it attention_from on.
+-- launch_until, memory up to memory_until; attention is a quarter of it attention_from on.
 WITH placed AS (
     SELECT
         v.*,

@@ -12,6 +12,7 @@ from topobench.report.page import plots
 from topobench.report.page.parts import Figure, Head, Part, Table
 from topobench.report.records import CPU_NODE, MEMORY_NODE, Places, records
 from topobench.report.safe import clean
+from topobench.roofline import work_of
 
 Cell = Mapping[str, Any]
 
@@ -180,18 +181,17 @@ def roofline(name: str, cells: Sequence[Cell], places: Places) -> Iterator[Part]
 
 
 def _prefill_points(cells: Sequence[Cell], first: int) -> list[dict[str, Any]]:
-    """Prefill runs that store both their arithmetic rate and intensity."""
+    """Prefill by the arithmetic that its bytes of memory are known to come with."""
     points: dict[str, list[tuple[float, float, str]]] = {}
     for cell in cells:
         if cell["status"] not in MEASURED or cell["probe"] != "prefill":
             continue
+        work = work_of("prefill", cell["params"])
         values = {r["metric"]: r["median"] for r in cell["readings"] if not r["point"]}
-        intensity = values.get("arithmetic_intensity_ratio") or cell["conditions"].get(
-            "arithmetic_intensity"
-        )
-        if isinstance(intensity, int | float) and values.get(FLOP.name):
+        if work and work.memory_bytes and values.get(FLOP.name):
             kind = f"prefill {clean(cell['params'].get('dtype', ''))}"
             text = ", ".join(f"{k} {clean(v)}" for k, v in cell["params"].items())
+            intensity = work.flop / work.memory_bytes
             points.setdefault(kind, []).append((intensity, values[FLOP.name] / 1e12, text))
     return [
         {
