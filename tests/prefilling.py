@@ -6,6 +6,8 @@ import resource
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from probing import Listener, measure
 from topobench.errors import ProbeError
 from topobench.probes.prefill import Prefill
@@ -16,6 +18,7 @@ ROOM_BYTES = 300_000_000
 def limited(results: Any) -> None:
     """Measure a case too large for the memory it may take, then a small one; tells both ends."""
     case: dict[str, Any] = {"shape": "tiny", "dtype": "fp32", "attention": "flash"}
+    torch.set_num_threads(1)
     listener = Listener()
     measure(Prefill(**case, sequence=32), listener.context())
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

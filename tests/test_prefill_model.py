@@ -191,6 +191,18 @@ def test_one_wrong_weight_is_found() -> None:
         bench.require_close(found.logits, PRECISIONS["fp32"], "its float32 reference")
 
 
+def test_attention_that_sees_later_tokens_is_found() -> None:
+    torch.manual_seed(3)
+    query, key, value = (torch.randn(1, heads, 40, 16) for heads in (4, 2, 2))
+    attend = torch.nn.functional.scaled_dot_product_attention
+    right = attend(query, key, value, is_causal=True, enable_gqa=True)
+    attention.check(torch, (query, key, value), right)
+    with pytest.raises(ResultInvalid, match="wrong_data: attention of 40 tokens is off by"):
+        attention.check(torch, (query, key, value), attend(query, key, value, enable_gqa=True))
+    with pytest.raises(ResultInvalid, match="wrong_data: attention of 40 tokens is off by"):
+        attention.check(torch, (query, key, value), right.roll(1, 1))
+
+
 class TestChoice:
     """Which attention runs, where each candidate takes the seconds given here or refuses."""
 

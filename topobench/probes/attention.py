@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from topobench.errors import ProbeUnavailable
+from topobench.errors import ProbeUnavailable, ResultInvalid
 from topobench.reading import ReasonCode
 
 BACKENDS = {
@@ -26,6 +26,8 @@ CHOICES = ("auto", *BACKENDS, *NEWER)
 CANDIDATES = {"cuda": ("cudnn", "flash", "efficient"), "cpu": ("flash",)}
 """What ``auto`` tries: the first that no other beats clearly, ``math`` if none works."""
 CLEARLY, PASSES = 0.05, 4
+CHECKED_ROWS, FARTHEST = 32, 0.02
+"""Tokens of which attention is computed again, and the largest relative error of it."""
 SCORE_BYTES = 12
 """Of each pair of tokens and head, where ``math`` writes scores down: three times float32."""
 
@@ -86,6 +88,9 @@ def seconds(device: Any, model: Any, batch: int, sequence: int) -> float:
     Args:
         device: The ``Accelerator``.
         model: The ``Transformer``, with its backend set.
+
+    Raises:
+        ResultInvalid: ``wrong_data``: the kernel's result is not attention.
     """
     torch, shape = device.torch, model.shape
     query, key, value = (
@@ -98,9 +103,44 @@ def seconds(device: Any, model: Any, batch: int, sequence: int) -> float:
             (shape.kv_heads, shape.value_width),
         )
     )
+    found = model.attention(query, key, value)
+    check(torch, (query[:1], key[:1], value[:1]), found[:1])
+    del found
     return float(
         min(device.once(lambda: model.attention(query, key, value)) for _ in range(PASSES))
     )
+
+
+def check(torch: Any, heads: tuple[Any, Any, Any], found: Any) -> None:
+    """
+    Compare some tokens of each head with the formula in float32.
+
+    Args:
+        heads: Queries, keys and values (1, heads, tokens, width).
+        found: What a kernel made of them.
+
+    Raises:
+        ResultInvalid: ``wrong_data``.
+    """
+    query, key, value = heads
+    tokens = query.shape[2]
+    rows = torch.randperm(tokens)[:CHECKED_ROWS].to(query.device)
+    shared = query.shape[1] // key.shape[1]
+    error = spread = 0.0
+    for head in range(query.shape[1]):
+        own = head // shared
+        scores = query[0, head, rows].float() @ key[0, own].float().T / query.shape[-1] ** 0.5
+        later = torch.arange(tokens, device=query.device) > rows.unsqueeze(1)
+        wanted = scores.masked_fill(later, float("-inf")).softmax(-1) @ value[0, own].float()
+        error += float((found[0, head, rows].float() - wanted).square().sum())
+        spread += float(wanted.square().sum())
+    far = (error / spread) ** 0.5
+    if not far <= FARTHEST:
+        raise ResultInvalid(
+            ReasonCode.WRONG_DATA,
+            f"attention of {tokens} tokens is off by {far:.2g} from its formula; rounding "
+            f"explains {FARTHEST:g}",
+        )
 
 
 def fatal(error: BaseException) -> bool:
