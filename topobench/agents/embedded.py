@@ -21,6 +21,14 @@ from topobench.agents import reaper
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
+_OUTLIVES_THE_HEAD = {"RAY_gcs_rpc_server_reconnect_timeout_s": "900"}
+"""
+Ray ends every process that has not reached the head for so long; the driver comes last.
+
+Hosts keep to 60 s, or what their Ray was started with: their cells fail, and the sweep ends well.
+"""
+
+
 @contextlib.contextmanager
 def surroundings(address: str, sweep: str) -> Iterator[dict[str, Any]]:
     """
@@ -31,7 +39,7 @@ def surroundings(address: str, sweep: str) -> Iterator[dict[str, Any]]:
         the address is ``local``, none otherwise.
     """
     if address != "local":
-        with _environment(_QUIET):
+        with _environment({**_QUIET, **_OUTLIVES_THE_HEAD}):
             yield {}
         return
     reaper.sweep_leftovers()
