@@ -19,7 +19,6 @@ Exit code 1 if a bar is missed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 import sys
 import time
@@ -89,14 +88,14 @@ def at_length(
     )
     print(f"{tokens} tokens; attention {chosen} ({told})")
     model.backend = chosen
-    with attention.only(torch, chosen), contextlib.ExitStack() as stack:
-        stack.enter_context(compiler(torch, "compile"))
-        yield from memory(device, model, tokens, chosen)
-        for mode in MODES:
-            forward = Forward(device, model, 1, tokens)
-            forward.prepare(mode)
-            ways[mode] = forward.run
-        if peer is not None:
+    with compiler(torch, "compile"):
+        with attention.only(torch, chosen):
+            yield from memory(device, model, tokens, chosen)
+            for mode in MODES:
+                forward = Forward(device, model, 1, tokens)
+                forward.prepare(mode)
+                ways[mode] = forward.run
+        if peer is not None:  # with the attention that torch chooses for it
             ids = forward.ids
             ways["transformers"] = lambda: peer(ids, use_cache=True, logits_to_keep=1)
         times = in_turn(device, ways, rounds)
