@@ -97,6 +97,10 @@ class Accelerator(Protocol):
         """Kernels that a call launches; None where nobody can tell."""
         ...
 
+    def gather(self, value: float) -> list[float]:
+        """A value of every rank, on every rank."""
+        ...
+
     def on_all(self, check: Callable[[], None]) -> None:
         """
         Check what every rank got; if one is wrong, all say so.
@@ -233,7 +237,8 @@ class Gpu:
         for _ in range(PASSES):
             marks = Marks(self._queue.mark)
             enqueue = functools.partial(_enqueue_marked, marks, run)
-            if behind_spin(self._queue, enqueue, 1, spin_seconds=spin) is None:
+            took = behind_spin(self._queue, enqueue, 1, spin_seconds=spin, lead=self.meet)
+            if not self.everywhere(took is not None):
                 return None
             for stage, seconds in marks.sums(self._queue.between).items():
                 found.setdefault(stage, []).append(seconds)
@@ -250,13 +255,24 @@ class Gpu:
             graph = self.torch.cuda.CUDAGraph(keep_graph=True)
         except TypeError:  # an older torch throws the graph away
             return None
-        with self.torch.cuda.graph(graph):
+        with self.torch.cuda.graph(graph, capture_error_mode="thread_local"):
             call()
         return Driver().graph_kernels(graph.raw_cuda_graph())
+
+    def gather(self, value: float) -> list[float]:
+        """Of the GPUs that do the same at once."""
+        return self._site.gather(value)
 
     def on_all(self, check: Callable[[], None]) -> None:
         """Of the GPUs that do the same at once."""
         self._site.check(check)
+
+    def meet(self) -> None:
+        """Nobody is waited for."""
+
+    def everywhere(self, fine: bool) -> bool:
+        """Each GPU goes by itself."""
+        return fine
 
     def wait(self) -> None:
         """Of all streams."""
@@ -326,6 +342,7 @@ class Cpus:
         run(lambda stage: None)
         for _ in range(PASSES):
             marks = Marks(time.perf_counter)
+            self.meet()
             _enqueue_marked(marks, run, 1)
             for stage, seconds in marks.sums(lambda start, end: float(end - start)).items():
                 found.setdefault(stage, []).append(seconds)
@@ -339,9 +356,16 @@ class Cpus:
         """Nothing is launched."""
         return None
 
+    def gather(self, value: float) -> list[float]:
+        """There is one."""
+        return [value]
+
     def on_all(self, check: Callable[[], None]) -> None:
         """There is one."""
         check()
+
+    def meet(self) -> None:
+        """Nobody is waited for."""
 
     def wait(self) -> None:
         """Calls end when their work does."""

@@ -328,6 +328,7 @@ class Rounds:
         round_max: Operations that may follow one refill (values grow with each).
         mode: Of NCCL: ``queued`` behind a spin, ``graph`` the same as replays of a CUDA graph,
             ``per_call`` by the host's clock from each call until its GPU is done.
+        lead: Untimed operations before the timed ones.
     """
 
     def __init__(
@@ -338,12 +339,14 @@ class Rounds:
         single: bool,
         round_max: int,
         mode: str = "queued",
+        lead: int = LEAD,
     ) -> None:
         self._group = group
         self._operation = operation
         self._single = single
         self._round_max = round_max
-        self._samples = _samples(group, mode, round_max)
+        self._lead_count = lead
+        self._samples = _samples(group, mode, round_max, lead)
         self.discarded = 0
         self._fruitless = 0
 
@@ -392,7 +395,7 @@ class Rounds:
         if not taken:
             return 1
         in_time = int(sampler.budget_seconds / 8 / (count * taken[-1]))
-        return max(1, min(ROUND_SAMPLES, in_time, (self._round_max - LEAD) // count))
+        return max(1, min(ROUND_SAMPLES, in_time, (self._round_max - self._lead_count) // count))
 
     def _fit(self) -> int:
         """Operations in a sample, all of which a spin can outlast."""
@@ -403,7 +406,7 @@ class Rounds:
             columns = self._call(count, 3)
             return count * max(columns[-1]) if columns else math.inf
 
-        count = batch_size(timed, most=max(1, min(QUEUE_MAX, self._round_max - LEAD)))
+        count = batch_size(timed, most=max(1, min(QUEUE_MAX, self._round_max - self._lead_count)))
         while count > 1 and not self._call(count, 3):
             count //= 2
         return count
@@ -424,7 +427,7 @@ class Rounds:
         return valid
 
     def _round(self, count: int, samples: int) -> list[list[float]]:
-        self._operation.refill(LEAD + count * samples)
+        self._operation.refill(self._lead_count + count * samples)
         return self._group.gather(self._samples(self._operation, count, samples))
 
 
@@ -432,18 +435,19 @@ Samples = Callable[[Operation, int, int], list[float]]
 """(operation, operations in a sample, samples) -> seconds per operation; NaN: not outlasted."""
 
 
-def _samples(group: Group, mode: str, round_max: int) -> Samples:
+def _samples(group: Group, mode: str, round_max: int, lead: int) -> Samples:
     """How samples are taken on every rank."""
     if group.backend != "nccl":  # its calls come back when they are done
-        return functools.partial(_wall_samples, group, _back_to_back)
+        return functools.partial(_wall_samples, group, _back_to_back, lead)
     if mode == "per_call":
-        return functools.partial(_wall_samples, group, _one_by_one)
-    return _queued_samples(group, graph_buffers=round_max if mode == "graph" else None)
+        return functools.partial(_wall_samples, group, _one_by_one, lead)
+    return _queued_samples(group, round_max if mode == "graph" else None, lead)
 
 
 def _wall_samples(
     group: Group,
     call: Callable[[Operation, int], None],
+    lead: int,
     operation: Operation,
     count: int,
     samples: int,
@@ -454,7 +458,7 @@ def _wall_samples(
         group.meet()
         return wall(lambda: call(operation, count)) / count
 
-    call(operation, LEAD)
+    call(operation, lead)
     return [sample() for _ in range(samples)]
 
 
@@ -471,12 +475,13 @@ def _one_by_one(operation: Operation, count: int) -> None:
         torch.cuda.synchronize()
 
 
-def _queued_samples(group: Group, graph_buffers: int | None) -> Samples:
+def _queued_samples(group: Group, graph_buffers: int | None, led: int) -> Samples:
     """
     Each sample behind a spin, by the device's clock.
 
     Args:
         graph_buffers: Operations are replayed as a graph; buffers that it may walk through.
+        led: Untimed operations before the timed ones.
     """
     import torch
 
@@ -496,7 +501,7 @@ def _queued_samples(group: Group, graph_buffers: int | None) -> Samples:
             group.meet()
             if graph_buffers is not None:  # every replay starts from new data
                 operation.refill(graph_buffers)
-            operation.enqueue(LEAD)
+            operation.enqueue(led)
 
         def unhidden() -> None:
             lead()

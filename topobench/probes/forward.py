@@ -92,6 +92,25 @@ class Forward:
         if mode == "graph" or (mode == "compile" and self.device.device == "cuda"):
             self.run = self.device.captured(self.run)
 
+    def apart(self, mode: str) -> Callable[[], None]:
+        """
+        A run in the same mode in which ranks do not add up their parts.
+
+        Its logits are wrong, and nobody gets them.
+        """
+        kept, whole = self.logits, self.launched
+
+        def run() -> None:
+            self.model.adding = False
+            try:
+                whole()
+            finally:
+                self.model.adding = True
+                self.logits = kept
+
+        graph = mode == "graph" or (mode == "compile" and self.device.device == "cuda")
+        return self.device.captured(run) if graph else run
+
     def _compiled(self) -> Callable[[], None]:
         torch, model = self.device.torch, self.model
         attend = torch.compile(model.attend, dynamic=False, fullgraph=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from topobench.errors import ProbeUnavailable
-from topobench.probes import attention, gemm, precisions, prefill_metrics
+from topobench.probes import attention, gemm, precisions, prefill_metrics, sharded
 from topobench.probes.accelerator import LEAST_PASSES, Accelerator, accelerator, memory_named
 from topobench.probes.bench import BENCH
 from topobench.probes.device_work import SEGMENTS
@@ -119,9 +119,17 @@ class Prefill:
         Raises:
             ProbeUnavailable: The device lacks the type, mode, attention or memory.
             ProbeError: ``untimeable``, ``cuda_error``, ``torch_cannot_use_gpu``.
+            ProbeError: ``rank_lost``: of several GPUs that share a model.
             ResultInvalid: ``wrong_data``: logits are not those of float32, or change.
         """
-        with accelerator(context) as device, memory_named(lambda: BENCH.drop(device)):
+        shared = self.tensor_parallel > 1
+        if shared and context.ranks != self.tensor_parallel:
+            raise ProbeUnavailable(
+                ReasonCode.UNSUPPORTED,
+                f"tensor_parallel {self.tensor_parallel} needs as many workers",
+            )
+        opened = sharded.accelerator(context) if shared else accelerator(context)
+        with opened as device, memory_named(lambda: BENCH.drop(device)):
             yield from self.on(device)._readings(device, context)
 
     def on(self, device: Accelerator) -> Prefill:
@@ -147,7 +155,9 @@ class Prefill:
         lap = once * (SEGMENTS if self.at_once == "all" else 1)
         seconds = (sampling(lap, once, budget) for budget in (DEVICE_SECONDS, WALL_SECONDS))
         compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
-        return SET_UP_SECONDS + sum(seconds) + 12 * once + compiling
+        shared = sampling(once, once, DEVICE_SECONDS) + sharded.JOIN_SECONDS
+        more = compiling + (shared if self.tensor_parallel > 1 else 0.0)
+        return SET_UP_SECONDS + sum(seconds) + 12 * once + more
 
     def _readings(self, device: Accelerator, context: WorkerContext) -> list[Reading]:
         """All readings: no setting of torch's holds while the worker sends them."""
@@ -155,7 +165,7 @@ class Prefill:
         shape = shape_of(self.shape)
         self._require(device, shape, precision, context)
         with torch.no_grad(), gemm.float32_products(torch, self.dtype == "tf32"):
-            place = Place(device.device)
+            place = self._place(device, context)
             expected = self._memory(device, shape, precision, place)
             ceiling = BENCH.ceiling(device, precision.product)
             model = BENCH.take(device, shape, precision, place)
@@ -163,6 +173,11 @@ class Prefill:
             with attention.only(torch, model.backend), compiler(torch, self.mode):
                 case = Case(device, context, model, self.batch, self.tokens)
                 return [*case.readings(self.mode, expected, ceiling)]
+
+    def _place(self, device: Accelerator, context: WorkerContext) -> Place:
+        if self.tensor_parallel > 1:
+            return sharded.place(context, device.device)
+        return Place(device.device)
 
     def _require(
         self, device: Accelerator, shape: Shape, precision: Precision, context: WorkerContext
@@ -174,9 +189,7 @@ class Prefill:
             why = f"torch multiplies no stacks of experts in {precision.name}"
         elif device.capability is None and shape.width > WIDEST_ON_CPUS:
             why = f"{shape.name} is too large for CPUs; {ON_CPUS} is not"
-        elif self.tensor_parallel > 1:
-            why = f"tensor_parallel {self.tensor_parallel} needs as many workers"
-        elif context.ranks > 1 and self.mode == "eager":
+        elif context.ranks > self.tensor_parallel and self.mode == "eager":
             why = "eager passes of all GPUs at once cannot be held back together; take mode graph"
         if why is not None:
             raise ProbeUnavailable(ReasonCode.UNSUPPORTED, why)
@@ -185,12 +198,21 @@ class Prefill:
         self, device: Accelerator, shape: Shape, precision: Precision, place: Place
     ) -> Footprint:
         """What the case needs, if there is so much."""
-        expected = footprint(shape, precision, self.tokens, self.batch, attention=self.attention)
+        expected = footprint(
+            shape,
+            precision,
+            self.tokens,
+            self.batch,
+            attention=self.attention,
+            ranks=self.tensor_parallel,
+        )
         if BENCH.holds(shape, precision, place):
             device.forget()
         else:
             BENCH.drop(device)
         needed = expected.total - (expected.weights if BENCH.model else 0)
+        if self.tensor_parallel > 1:  # the pass without sums may be a graph of its own
+            needed += expected.work
         free = device.free_bytes()
         if needed > free:
             raise ProbeUnavailable(
@@ -210,6 +232,8 @@ class Prefill:
                 return attention.seconds(device, model, self.batch, self.tokens)
 
         chosen, tried = attention.choose(device.torch, device.device, self.attention, timed)
+        # Ranks may not differ: what one of them is waited for, the others would be charged for.
+        chosen = attention.CHOICES[int(device.gather(attention.CHOICES.index(chosen))[0])]
         context.note("attention", chosen)
         context.note("attention_tried", tried)
         return chosen

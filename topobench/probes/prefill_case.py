@@ -27,6 +27,8 @@ from topobench.reading import Reading
 
 DEVICE_SECONDS, WALL_SECONDS, PART_SECONDS = 0.5, 0.25, 0.1
 LAUNCHES = 10
+SUM_STAGE = "all_reduce"
+"""The stage in which ranks add up their parts; on an early rank it waits for the others."""
 
 
 @dataclass
@@ -73,6 +75,8 @@ class Case:
         yield from self._stages(mode)
         if (kernels := self.device.launches(self.forward.launched)) is not None:
             yield metrics.single(metrics.LAUNCHES, kernels)
+        if self.model.place.ranks > 1:
+            yield from self._communication(mode, figures, budget)
 
     def _first_pass(self) -> Iterator[Reading]:
         """Run eagerly, which is what every mode is held against."""
@@ -177,6 +181,26 @@ class Case:
         found = None if mode == "compile" else self.device.stages(self.forward.marked)
         for stage, seconds in (found or {}).items():
             yield metrics.several(metrics.STAGE, tuple(seconds), stage=stage)
+        if found and SUM_STAGE in found:
+            passes = zip(*found.values(), strict=True)
+            totals = [sum(stages) for stages in passes]
+            own = [s / total for s, total in zip(found[SUM_STAGE], totals, strict=True)]
+            shares = tuple(statistics.fmean(self.device.gather(share)) for share in own)
+            yield metrics.several(metrics.COMMUNICATION, shares, method="events")
+
+    def _communication(self, mode: str, whole: Figures, budget: float) -> Iterator[Reading]:
+        """What adding up costs: the same pass without it, and the sizes that predict it."""
+        model = self.model
+        yield metrics.single(metrics.MESSAGES, 2 * model.shape.layers)
+        each = model.products.precision.activation_bytes
+        size = self.batch * self.sequence * model.shape.width * each
+        yield metrics.single(metrics.MESSAGE, size)
+        apart, _ = self.device.times(self.forward.apart(mode), budget)
+        yield from apart.durations(metrics.APART.name)
+        without, total = (
+            statistics.median(f.total.samples[f.total.warmups :]) for f in (apart, whole)
+        )
+        yield metrics.single(metrics.COMMUNICATION, 1 - without / total, method="twin")
 
 
 def slowest(figures: Figures) -> float:

@@ -42,6 +42,13 @@ PREDICTED = Metric("predicted_peak_bytes", Better.NEITHER, "weights, cache and a
 KV_TOKEN = Metric("kv_token_bytes", Better.NEITHER, "cache of one token over all layers")
 WHOLE = Metric("whole_model_seconds", Better.NEITHER, "estimate for all layers, from a slice")
 
+APART = Metric("prefill_apart_seconds", Better.NEITHER, "the same pass without its all-reduces")
+COMMUNICATION = Metric(
+    "communication_share_ratio", Better.NEITHER, "share of the device time that all-reduces take"
+)
+MESSAGE = Metric("all_reduce_bytes", Better.NEITHER, "what each all-reduce of a pass adds up")
+MESSAGES = Metric("all_reduce_count", Better.NEITHER, "all-reduces of a pass")
+
 
 def single(metric: Metric, value: float, **point: Scalar) -> Reading:
     """A reading of one value that no sampling is behind."""

@@ -70,6 +70,7 @@ class Transformer:
 
     Attributes:
         backend: Of attention; ``efficient`` gets a copy of the keys and values that heads share.
+        adding: Ranks add up their parts; without it results are wrong, and only times mean much.
     """
 
     def __init__(self, torch: Any, shape: Shape, precision: Precision, place: Place) -> None:
@@ -79,6 +80,7 @@ class Transformer:
         self.place = place
         self.products = Products(torch, precision)
         self.backend = "math"
+        self.adding = True
         drawn = Drawn(torch, shape, place)
         self.embedding = drawn.embedding().to(self.products.activations)
         self.layers = tuple(self._layer(drawn, n) for n in range(shape.layers))
@@ -219,7 +221,7 @@ class Transformer:
         return query, key, value
 
     def _add_up(self, change: Any, mark: Mark) -> None:
-        if self.place.add_up is not None:
+        if self.place.add_up is not None and self.adding:
             self.place.add_up(change)
             mark("all_reduce")
 
