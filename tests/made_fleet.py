@@ -9,9 +9,10 @@ to ``h06`` got a new driver before the second night, which costs them 3 %.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
-from storing import at, begin, cell, host, reading, run
+from storing import LATENCY, at, begin, cell, host, reading, run
 from topobench import ceilings
 from topobench.db import schema
 from topobench.db.engine import writing
@@ -33,6 +34,8 @@ RINGS = {
     "best": (99e9, 101e9, 98e9, 99e9, 99e9, 99e9),
 }
 """Bus bandwidth by ring, one value a process."""
+GATHERED = (8, 4096, MIB, 16 * MIB, 64 * MIB)
+"""Bytes of all-gathers."""
 WALL = {
     "none": (0.100, 0.104, 0.098, 0.102, 0.096, 0.100),
     "local": (0.098, 0.099, 0.098, 0.099, 0.098, 0.100),
@@ -71,10 +74,11 @@ def governor(key: str) -> str:
 
 
 def fill(store: Store) -> dict[str, str]:
-    """Store the fleet; returns the UUIDs of its sweeps: first, second, rings, prefill."""
+    """Store the fleet; returns the UUIDs of its sweeps: first, second, rings, gangs, prefill."""
     made = {
         "first": _night(store, 2),
         "rings": _rings(store),
+        "gangs": _gangs(store),
         "prefill": _prefill(store),
         "second": _night(store, 3),
     }
@@ -238,6 +242,26 @@ def _rings(store: Store) -> str:
     for made in cells:
         value = RINGS[str(made.arm.ring)][made.process_no]
         store.put_run(_run(made, reading(value, metric=BUSBW), key="h01", day=2, second=60))
+    store.end_sweep(sweep, "done", ended_at=at(600))
+    return sweep
+
+
+def _gangs(store: Store) -> str:
+    """An all-gather of five sizes with and without P2P, enough for two lines."""
+    plain: dict[str, Scalar] = {"dtype": "float32", "backend": "nccl", "place": "out_of"}
+    cells = []
+    for name, size in itertools.product((None, "p2p_off"), GATHERED):
+        made = cell(
+            host="h01", probe="all_gather", params={**plain, "bytes": size}, ranks=2,
+            devices=["h01-GPU-0", "h01-GPU-1"],
+        )  # fmt: skip
+        cells.append(dataclasses.replace(made, arm=dataclasses.replace(made.arm, env_name=name)))
+    sweep = begin(store, *cells, hosts=_hosts(OLD, ["h01"]), day=2, tag="gangs")
+    for made in cells:
+        size = int(str(made.case.params["bytes"]))
+        seconds = (10e-6 + size / 200e9) * (8 if made.arm.env_name else 1)
+        found = reading(seconds, metric=LATENCY), reading(size / seconds / 2, metric=BUSBW)
+        store.put_run(_run(made, *found, key="h01", day=2, second=60))
     store.end_sweep(sweep, "done", ended_at=at(600))
     return sweep
 

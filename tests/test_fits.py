@@ -146,6 +146,25 @@ class TestStored:
                 assert row["beta_lo_bytes_per_second"] <= row["beta_bytes_per_second"]
                 assert (row["smallest_bytes"], row["largest_bytes"]) == (SIZES[0], SIZES[-1])
 
+    def test_environments_are_held_against_the_same_arm_without_them(self, tmp_path: Path) -> None:
+        """Six processes of each; rings are compared without environments among them."""
+        url = f"sqlite:///{tmp_path}/t.db"
+        with Store.open(url) as store:
+            arms = ((None, BETA), ("p2p_off", BETA / 8))
+            gangs = [
+                measured(env_name=name, beta=beta, process_no=n, sizes=SIZES[-1:])
+                for n in range(6)
+                for name, beta in arms
+            ]
+            stored(store, *gangs)
+            asked = Fleet(store, url, {})
+            (row,) = (r for r in asked.ask("env-gain", since="2020-01-01") if r["unit"] == "B/s")
+            assert (row["arm"], row["reference_arm"]) == ("none/auto+p2p_off", "none/auto")
+            assert (row["n_pairs"], row["ci_level"], row["verdict"]) == (6, "between", "regressed")
+            expected = seconds(SIZES[-1]) / seconds(SIZES[-1], BETA / 8) - 1
+            assert row["gain_ratio"] == pytest.approx(expected)
+            assert asked.ask("ring-gain", since="2020-01-01") == []
+
     def test_a_sweep_that_goes_on_is_fitted_anew_and_not_twice(self, tmp_path: Path) -> None:
         url = f"sqlite:///{tmp_path}/t.db"
         with Store.open(url) as store:

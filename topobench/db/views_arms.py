@@ -22,10 +22,11 @@ _PAIRED = """
 WITH arms AS (
     SELECT
         s.id, s.host_id, s.case_id, s.device_set_id, s.n_ranks, s.n_hosts, s.source, s.synthetic,
-        s.latest_sweep_id AS sweep_id, a.binding, coalesce(a.ring, '') AS ring, a.env
+        s.latest_sweep_id AS sweep_id, a.binding, coalesce(a.ring, '') AS ring, a.env,
+        a.name
     FROM series s
     JOIN arm a ON a.id = s.arm_id
-    WHERE s.latest_sweep_id IS NOT NULL AND a.name NOT LIKE '%+%'
+    WHERE s.latest_sweep_id IS NOT NULL AND {kept}
 ), compared AS (
     SELECT t.id AS series_id, ref.id AS reference_id, t.sweep_id
     FROM arms t
@@ -121,7 +122,11 @@ JOIN arm ra ON ra.id = rs.arm_id
 
 _NAMED = {"where": WHERE, "case": CASE, "names": names("p")}
 
+_PLAIN = "a.name NOT LIKE '%+%'"
+"""Arms that compare no environment."""
+
 V_NUMA_TAX = "CREATE VIEW v_numa_tax AS" + _PAIRED.format(
+    kept=_PLAIN,
     **_NAMED,
     same="ref.binding = 'local' AND t.binding <> 'local' AND ref.ring = t.ring AND ref.env = t.env",
     effect="m.better * (1 - dt.median / dr.median)",
@@ -133,6 +138,7 @@ V_NUMA_TAX = "CREATE VIEW v_numa_tax AS" + _PAIRED.format(
 )
 
 V_RING_GAIN = "CREATE VIEW v_ring_gain AS" + _PAIRED.format(
+    kept=_PLAIN,
     **_NAMED,
     same=(
         "ref.ring IN ('auto', 'auto_ring') AND t.ring NOT IN ('', 'auto') AND t.ring <> ref.ring "
@@ -146,4 +152,19 @@ V_RING_GAIN = "CREATE VIEW v_ring_gain AS" + _PAIRED.format(
     name="gain",
 )
 
-VIEWS = {"v_numa_tax": V_NUMA_TAX, "v_ring_gain": V_RING_GAIN}
+V_ENV_GAIN = "CREATE VIEW v_env_gain AS" + _PAIRED.format(
+    kept="1 = 1",
+    **_NAMED,
+    same=(
+        "ref.name NOT LIKE '%+%' AND t.name LIKE '%+%' AND ref.binding = t.binding "
+        "AND ref.ring = t.ring"
+    ),
+    effect="m.better * (dt.median / dr.median - 1)",
+    first_end="m.better * (dt.ci_lo / dr.ci_hi - 1)",
+    second_end="m.better * (dt.ci_hi / dr.ci_lo - 1)",
+    reference_arm="a.name AS arm, a.env, ra.name AS reference_arm,",
+    reference="reference",
+    name="gain",
+)
+
+VIEWS = {"v_numa_tax": V_NUMA_TAX, "v_ring_gain": V_RING_GAIN, "v_env_gain": V_ENV_GAIN}

@@ -36,8 +36,9 @@ def upgrade() -> None:
     op.add_column("fit", sa.Column("ci_level", sa.Text()))
     op.add_column("fit", sa.Column("n", sa.Integer()))
     # Alembic adds no constraint to a table of SQLite; both engines take it with the column.
+    kind = "BIGINT" if op.get_bind().dialect.name == "postgresql" else "INTEGER"
     op.execute(
-        "ALTER TABLE fit ADD COLUMN series_id BIGINT"
+        f"ALTER TABLE fit ADD COLUMN series_id {kind}"
         " CONSTRAINT fk_fit_series_id_series REFERENCES series (id)"
     )
     for name in ("limit_seconds", "in_flight", "answered_per_second"):

@@ -1,0 +1,30 @@
+-- title: Environment gain
+-- answers: What is an environment worth (NVLS, P2P, protocol, channels), could this data show it?
+-- param host text = %: hosts whose name matches this LIKE pattern
+-- param arm text = %: arms whose name matches this LIKE pattern, such as %+p2p_off
+-- param tolerance number = 0.01: differences up to this do not matter
+-- param source text = probe: of whom; import:% for imported results, % for all
+-- param since time = 30d: only what was measured since
+-- param now moment = now: ages are counted up to here
+-- above_mde: 1 if the gain is larger than the smallest one this data would show. verdict needs an
+-- interval between processes that lies beyond, or within, the tolerance.
+SELECT
+    cluster, host, devices, n_ranks, op, bytes, dtype, backend, arm, reference_arm,
+    metric, unit, point, n_pairs, reference_n, reference_median, reference_ci_lo,
+    reference_ci_hi, n, median, ci_lo, ci_hi, ci_level, gain_ratio, gain_lo, gain_hi, mde_ratio,
+    CASE WHEN mde_ratio IS NOT NULL THEN CASE WHEN gain_ratio > mde_ratio THEN 1 ELSE 0 END END
+        AS above_mde,
+    CASE
+        WHEN mde_ratio IS NULL THEN 'inconclusive'
+        WHEN gain_lo > :tolerance THEN 'improved'
+        WHEN gain_hi < -:tolerance THEN 'regressed'
+        WHEN gain_lo >= -:tolerance AND gain_hi <= :tolerance THEN 'equivalent'
+        ELSE 'inconclusive'
+    END AS verdict,
+    :now - measured_unix_seconds AS age_seconds, sweep, source, synthetic
+FROM v_env_gain
+WHERE measured_at >= :since AND host LIKE :host AND arm LIKE :arm
+    AND source LIKE :source
+ORDER BY
+    cluster, host, devices, op, dtype, backend, metric, bytes, gain_ratio DESC,
+    arm, point
