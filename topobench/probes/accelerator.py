@@ -253,11 +253,11 @@ class Gpu:
         """Kernels of the CUDA graph that records the call."""
         try:
             graph = self.torch.cuda.CUDAGraph(keep_graph=True)
-        except TypeError:  # an older torch throws the graph away
-            return None
-        with self.torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            call()
-        return Driver().graph_kernels(graph.raw_cuda_graph())
+            with self.torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                call()
+            return Driver().graph_kernels(graph.raw_cuda_graph())
+        except (TypeError, RuntimeError, ProbeError):
+            return None  # an older torch keeps no graph, and not every call can be recorded
 
     def gather(self, value: float) -> list[float]:
         """Of the GPUs that do the same at once."""
