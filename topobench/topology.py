@@ -12,9 +12,12 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from topobench.units import format_cpu_list as format_cpu_list
+from topobench.units import parse_cpu_list as parse_cpu_list
 
 SCHEMA = "topobench.topology/1"
 
@@ -473,41 +476,6 @@ class Topology:
         if value.get("schema") != SCHEMA:
             raise ValueError(f"not a {SCHEMA} document: schema is {value.get('schema')!r}")
         return typing.cast(Topology, build(cls, dict(value)))
-
-
-def parse_cpu_list(text: str | None) -> tuple[int, ...]:
-    """
-    CPUs of a Linux list string, ascending; empty text is no CPU.
-
-    Raises:
-        ValueError: It is not a list of numbers and ranges.
-    """
-    found: set[int] = set()
-    for part in (text or "").replace("\n", "").replace(" ", "").split(","):
-        if not part:
-            continue
-        span, _, step = part.partition(":")
-        first, dash, last = span.partition("-")
-        low, high = int(first), int(last if dash else first)
-        if high < low:
-            raise ValueError(f"bad CPU range {part!r}")
-        used, _, group = step.partition("/")
-        if step:  # "0-31:2/8": the first 2 of every 8
-            found.update(c for c in range(low, high + 1) if (c - low) % int(group) < int(used))
-        else:
-            found.update(range(low, high + 1))
-    return tuple(sorted(found))
-
-
-def format_cpu_list(cpus: Iterable[int]) -> str:
-    """The canonical list string: ascending, runs joined ("0-3,8")."""
-    runs: list[list[int]] = []
-    for cpu in sorted(set(cpus)):
-        if runs and cpu == runs[-1][1] + 1:
-            runs[-1][1] = cpu
-        else:
-            runs.append([cpu, cpu])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 # JSON says "class"; Python keeps that word for itself.

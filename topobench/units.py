@@ -1,5 +1,5 @@
 """
-Parse and format bytes, durations, counts and rates.
+Parse and format bytes, durations, counts, rates and lists of CPUs.
 
 Reading: ``K M G T P`` and ``KiB MiB ...`` are powers of 1024, ``kB KB MB GB ...`` powers of
 1000. Writing: sizes in KiB, MiB, GiB (2^10, 2^20, 2^30), rates in GB/s (1e9 bytes a second).
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 
 _STEPS = "KMGTPE"
@@ -192,3 +193,38 @@ def _short(value: float, *, decimals: int) -> str:
     """At most ``decimals`` decimals, without trailing zeros."""
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def parse_cpu_list(text: str | None) -> tuple[int, ...]:
+    """
+    CPUs of a Linux list string, ascending; empty text is no CPU.
+
+    Raises:
+        ValueError: It is not a list of numbers and ranges.
+    """
+    found: set[int] = set()
+    for part in (text or "").replace("\n", "").replace(" ", "").split(","):
+        if not part:
+            continue
+        span, _, step = part.partition(":")
+        first, dash, last = span.partition("-")
+        low, high = int(first), int(last if dash else first)
+        if high < low:
+            raise ValueError(f"bad CPU range {part!r}")
+        used, _, group = step.partition("/")
+        if step:  # "0-31:2/8": the first 2 of every 8
+            found.update(c for c in range(low, high + 1) if (c - low) % int(group) < int(used))
+        else:
+            found.update(range(low, high + 1))
+    return tuple(sorted(found))
+
+
+def format_cpu_list(cpus: Iterable[int]) -> str:
+    """The canonical list string: ascending, runs joined ("0-3,8")."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from topobench.reading import MemoryPolicy
-from topobench.topology import format_cpu_list, parse_cpu_list
+from topobench.units import format_cpu_list, parse_cpu_list
 
 DENIED = "denied"
 UNSUPPORTED = "unsupported"

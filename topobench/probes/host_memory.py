@@ -27,7 +27,7 @@ from topobench.probes.metrics import BANDWIDTH, LATENCY
 from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
 from topobench.probes.timing import collect
 from topobench.reading import Metric, Reading, ReasonCode
-from topobench.topology import parse_cpu_list
+from topobench.units import parse_cpu_list
 
 MIB = 1 << 20
 SMALLEST_BYTES = 256 * MIB

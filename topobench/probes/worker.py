@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import gc
 import json
 import math
 import os
@@ -288,6 +289,8 @@ def main(arguments: list[str]) -> None:
     """Run as a worker; the process ends without the interpreter's own clean-up."""
     channel = Channel(int(arguments[0]))
     line = lifeline.start(int(arguments[1]), os.environ.get(processes.WORKER, ""))
+    # Imports make what stays: looking for garbage in it delays torch, and disturbs timings.
+    gc.set_threshold(20_000, 20, 100)
     faulthandler.enable()
     Worker(channel, line, channel.receive()).run()
     # Tearing down CUDA and NCCL may hang or crash; every result is out by now.

@@ -8,7 +8,7 @@ from typing import Any
 from topobench.errors import ProbeError, ResultInvalid
 from topobench.probes import binding as kernel
 from topobench.reading import Binding, MemoryPolicy, ReasonCode
-from topobench.topology import format_cpu_list, parse_cpu_list
+from topobench.units import format_cpu_list, parse_cpu_list
 
 
 class Grip:
