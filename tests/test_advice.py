@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import report_documents as documents
 import sights
 from documents import check
 from golden import printed
@@ -264,3 +265,48 @@ def test_chunks_are_compared_on_the_same_gpus_only(document: dict[str, Any]) -> 
     assert item.effect_ratio == pytest.approx(whole.effect_ratio, abs=0.002)
     assert f"{sights.SLOW_SHARE * 55:.1f}"[:2] in item.text.partition("peak of ")[2]
     assert item.evidence.endswith("5 chunks, 1 GPU")
+
+
+def loads(rates: Mapping[int, float], processes: int = 8) -> list[dict[str, Any]]:
+    """Cells of weight_load by threads that read, each process 0.1 % apart."""
+    return [
+        documents.cell(
+            "weight_load",
+            [documents.reading("load_bandwidth_bytes_per_second", rate * (1 + 0.001 * number))],
+            params={"bytes": 1 << 30, "chunk_bytes": 1 << 24, "readers": threads},
+            devices=[GPUS[0]],
+            process_no=number,
+        )
+        for threads, rate in rates.items()
+        for number in range(processes)
+    ]
+
+
+def reading_advice(cells: list[dict[str, Any]]) -> Advice:
+    (item,) = found(documents.sweep([documents.host(gpus=1)], cells), "readers")
+    return item
+
+
+def test_the_fewest_threads_that_load_fast_are_advised_with_their_gain() -> None:
+    item = reading_advice(loads({1: 1e9, 2: 2e9, 4: 3.9e9, 8: 6e9, 16: 6.1e9}))
+    assert item.outlook is Outlook.GAIN
+    assert item.text.startswith("8 threads are the fewest measured that reach 95% of the peak of")
+    assert item.effect_ratio == pytest.approx(6 / 3.9 - 1)
+    assert item.text.endswith(" against 4")
+    assert item.evidence == (
+        "weight_load, load_bandwidth_bytes_per_second, 5 numbers of threads, 1 GPU"
+    )
+
+
+def test_more_threads_are_not_advised_where_the_usual_ones_are_enough() -> None:
+    item = reading_advice(loads({1: 1e9, 2: 5.9e9, 4: 6e9, 8: 6e9}))
+    assert (item.outlook, item.effect_ratio) == (Outlook.NO_GAIN, None)
+    assert item.text.endswith("; 4 are enough")
+
+
+def test_threads_that_few_processes_tried_are_not_decided() -> None:
+    item = reading_advice(loads({1: 1e9, 4: 3e9, 16: 6e9}, processes=2))
+    assert item.outlook is Outlook.UNDECIDED
+    assert item.lines[0].endswith("--set weight_load.readers=1,2,4,8,16")
+    unknown = reading_advice(loads({4: 3e9}))
+    assert (unknown.outlook, unknown.lines) == (Outlook.NOT_MEASURED, item.lines)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
+from topobench.advice.enough import TOLERANCE, Apart, enough, paired
 from topobench.advice.words import Advice, Cell, Outlook, outlook_of, signed
-from topobench.comparison import Comparison, compare, compare_paired
-from topobench.fit import PEAK_SHARE, smallest_at_peak
+from topobench.comparison import Comparison, compare
+from topobench.fit import PEAK_SHARE
 from topobench.probes.metrics import BANDWIDTH, PER_CALL_BANDWIDTH
 from topobench.reading import MEASURED, Better, CiLevel
 from topobench.units import format_bytes
 
 Pairs = dict[tuple[int, int], float]
 """Median of each process, by block and number of the process."""
-Apart = dict[tuple[int, int], dict[str, float]]
-"""The same of each GPU: only what the same GPUs did is ever compared."""
 
-TOLERANCE = 0.03
 USUAL_CHUNK = 1 << 20
 """What a loader takes who measured nothing."""
 _ARMS = ("local", "none")
@@ -42,50 +40,35 @@ def _chunk(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
         size: _of_all(cells, "h2d", "pinned", size, PER_CALL_BANDWIDTH.name)
         for size in _sizes(cells)
     }
-    everywhere = _everywhere([p for p in sizes.values() if p])
-    rates = {
-        s: statistics.median(v for d in p.values() for g, v in d.items() if g in everywhere)
-        for s, p in sizes.items()
-        if p and everywhere
-    }
-    if len(rates) < 3:
+    best = enough(sizes, USUAL_CHUNK)
+    if best is None:
         text = "fewer than three chunks of pinned memory were measured on the same GPUs"
         return Advice("chunk", "copies to GPUs", (), Outlook.NOT_MEASURED, text, (measure,))
-    best = int(smallest_at_peak([*rates], [*rates.values()]))
-    usual = max((s for s in rates if s <= USUAL_CHUNK), default=min(rates))
-    base = f"{format_bytes(best)} is the smallest measured chunk that reaches {PEAK_SHARE:.0%} of "
-    base += f"the peak of {max(rates.values()) / 1e9:.1f} GB/s a GPU, copy by copy"
-    if usual >= best:
-        text = f"{base}; chunks of {format_bytes(usual)} are large enough"
-        return Advice("chunk", "copies to GPUs", (), Outlook.NO_GAIN, text,
-                      evidence=_copies_text(len(rates), len(everywhere)))  # fmt: skip
-    found = _paired(sizes[usual], sizes[best])
-    outlook = Outlook.UNDECIDED if found is None else outlook_of(found)
-    gain = "" if found is None else f"; {signed(found)} against {format_bytes(usual)}"
+    usual, found = format_bytes(best.usual), best.found
+    text = f"{format_bytes(best.best)} is the smallest measured chunk that reaches "
+    text += f"{PEAK_SHARE:.0%} of the peak of {best.peak / 1e9:.1f} GB/s a GPU, copy by copy"
+    if best.usual >= best.best:
+        text += f"; chunks of {usual} are large enough"
+    elif found is not None:
+        text += f"; {signed(found)} against {usual}"
     return Advice(
         kind="chunk",
         subject="copies to GPUs",
         devices=(),
-        outlook=outlook,
-        text=base + gain,
-        lines=(measure,) if outlook is Outlook.UNDECIDED else (),
+        outlook=best.outlook,
+        text=text,
+        lines=(measure,) if best.outlook is Outlook.UNDECIDED else (),
         effect_ratio=None if found is None else found.effect_ratio,
         lo=None if found is None else found.lo,
         hi=None if found is None else found.hi,
         mde=None if found is None else found.mde,
-        evidence=_copies_text(len(rates), len(everywhere)),
+        evidence=_copies_text(best.settings, best.gpus),
     )
 
 
 def _copies_text(sizes: int, gpus: int) -> str:
     where = f"{gpus} GPU{'' if gpus == 1 else 's'}"
     return f"host_to_device h2d, {PER_CALL_BANDWIDTH.name}, {sizes} chunks, {where}"
-
-
-def _everywhere(found: Sequence[Apart]) -> set[str]:
-    """The GPUs that were measured in all of these."""
-    sets = [{gpu for devices in apart.values() for gpu in devices} for apart in found]
-    return set.intersection(*sets) if sets else set()
 
 
 def _pinned(cells: Sequence[Cell]) -> Advice:
@@ -106,7 +89,7 @@ def _pinned(cells: Sequence[Cell]) -> Advice:
         text = "pinned and pageable memory were not both measured"
         return Advice("pinned", "copies to GPUs", (), Outlook.NOT_MEASURED, text, (measure,))
     size = max(both)
-    found = _paired(kinds["pageable"][size], kinds["pinned"][size])
+    found = paired(kinds["pageable"][size], kinds["pinned"][size])
     if found is None:
         text = "pinned and pageable memory were not measured in the same blocks"
         return Advice("pinned", "copies to GPUs", (), Outlook.UNDECIDED, text, (measure,))
@@ -185,29 +168,6 @@ def _against_rest(uuid: str, rates: Mapping[str, Pairs]) -> Comparison:
     a = [statistics.median(v) for v in others.values()]
     b = [*rates[uuid].values()]
     return compare(a, b, tolerance=TOLERANCE, better=Better.HIGHER, level=CiLevel.BETWEEN)
-
-
-def _paired(a: Apart, b: Apart) -> Comparison | None:
-    """Process by process, each by the median of the GPUs that both have."""
-    both: list[tuple[float, float]] = []
-    for key in sorted(a.keys() & b.keys()):
-        gpus = a[key].keys() & b[key].keys()
-        if gpus:
-            both.append(
-                (
-                    statistics.median(a[key][g] for g in gpus),
-                    statistics.median(b[key][g] for g in gpus),
-                )
-            )
-    if not both:
-        return None
-    return compare_paired(
-        [before for before, _ in both],
-        [after for _, after in both],
-        tolerance=TOLERANCE,
-        better=Better.HIGHER,
-        with_p=False,
-    )
 
 
 def _sizes(cells: Sequence[Cell]) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from topobench.advice.binding import bindings
 from topobench.advice.copies import copies
+from topobench.advice.readers import readers
 from topobench.advice.ring import rings
 from topobench.advice.words import Advice, Cell, Outlook
 from topobench.effects import benches
@@ -54,6 +55,7 @@ def _of_gpus(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell], host: str) 
     sets = {b.devices: _set_name([names.get(d, d) for d in b.devices]) for b in found}
     yield from bindings(gpus, found, cells)
     yield from copies(gpus, cells)
+    yield from readers(cells)
     yield from rings(found, cells, sets, host)
 
 

@@ -47,7 +47,7 @@ class Advice:
     One piece of advice.
 
     Args:
-        kind: ``binding``, ``order``, ``ring``, ``nic``, ``chunk``, ``pinned`` or
+        kind: ``binding``, ``order``, ``ring``, ``nic``, ``chunk``, ``pinned``, ``readers`` or
             ``out_of_service``.
         subject: What it is about, for people: "GPU 3".
         devices: UUIDs of the GPUs it is about.

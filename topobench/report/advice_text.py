@@ -28,6 +28,7 @@ _WORDS = {
     "nic": "NIC",
     "chunk": "chunk",
     "pinned": "pinned memory",
+    "readers": "threads",
     "out_of_service": "host",
 }
 
