@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -166,20 +167,8 @@ TakenAtOption = Annotated[
 ]
 
 
-@import_app.command("nccl-tests")
-def import_nccl_tests(
-    *,
-    files: FilesArgument,
-    dry_run: DryRunOption = False,
-    cluster: ImportClusterOption = None,
-    host: ImportHostOption = None,
-    sku: SkuOption = None,
-    topology: TopologyOption = None,
-    taken_at: TakenAtOption = None,
-    store: StoreOption = None,
-    output: FormatOption = Format.TABLE,
-) -> int:
-    """
+IMPORTS = {
+    "nccl-tests": """
     Import results of nccl-tests: its text, or the JSON it wrote with -J.
 
     The same file again changes nothing. Without --host it is nobody's result.
@@ -188,36 +177,8 @@ def import_nccl_tests(
     Examples:
       topobench import nccl-tests all_reduce.txt --dry-run
       topobench import nccl-tests *.json --cluster lab --host h07 --sku h200-sxm8
-    """
-    from topobench import commands
-
-    outcome = commands.import_results(
-        "nccl-tests",
-        files,
-        store_url=None if dry_run else store_url(store),
-        cluster=cluster,
-        host=host,
-        sku=sku,
-        topology=topology,
-        taken_at=taken_at,
-    )
-    return emit("import", outcome, output.value)
-
-
-@import_app.command("nvbandwidth")
-def import_nvbandwidth(
-    *,
-    files: FilesArgument,
-    dry_run: DryRunOption = False,
-    cluster: ImportClusterOption = None,
-    host: ImportHostOption = None,
-    sku: SkuOption = None,
-    topology: TopologyOption = None,
-    taken_at: TakenAtOption = None,
-    store: StoreOption = None,
-    output: FormatOption = Format.TABLE,
-) -> int:
-    """
+    """,
+    "nvbandwidth": """
     Import results of nvbandwidth: its text, or the JSON it prints with -j.
 
     The same file again changes nothing. Without --host it is nobody's result.
@@ -226,20 +187,44 @@ def import_nvbandwidth(
     Examples:
       topobench import nvbandwidth nvbandwidth.json --dry-run
       topobench import nvbandwidth h07.txt --cluster lab --host h07
-    """
-    from topobench import commands
+    """,
+}
+"""Tools whose results can be taken over, and the help of their commands."""
 
-    outcome = commands.import_results(
-        "nvbandwidth",
-        files,
-        store_url=None if dry_run else store_url(store),
-        cluster=cluster,
-        host=host,
-        sku=sku,
-        topology=topology,
-        taken_at=taken_at,
-    )
-    return emit("import", outcome, output.value)
+
+def _declare_import(tool: str, text: str) -> None:
+    """The command that imports results of a tool; all take the same flags."""
+
+    @import_app.command(tool, help=inspect.cleandoc(text))
+    def import_results(
+        *,
+        files: FilesArgument,
+        dry_run: DryRunOption = False,
+        cluster: ImportClusterOption = None,
+        host: ImportHostOption = None,
+        sku: SkuOption = None,
+        topology: TopologyOption = None,
+        taken_at: TakenAtOption = None,
+        store: StoreOption = None,
+        output: FormatOption = Format.TABLE,
+    ) -> int:
+        from topobench import commands
+
+        outcome = commands.import_results(
+            tool,
+            files,
+            store_url=None if dry_run else store_url(store),
+            cluster=cluster,
+            host=host,
+            sku=sku,
+            topology=topology,
+            taken_at=taken_at,
+        )
+        return emit("import", outcome, output.value)
+
+
+for _tool, _text in IMPORTS.items():
+    _declare_import(_tool, _text)
 
 
 @db_app.command("info")
