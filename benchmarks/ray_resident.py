@@ -29,6 +29,7 @@ from pathlib import Path
 
 MARK = "TOPOBENCH_RAY_RESIDENT"
 READY_SECONDS = 120.0
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -91,7 +92,8 @@ ray.init(address="127.0.0.1:{port}", log_to_driver=False, logging_level="ERROR")
 ray.get(ray.remote(num_cpus=0)(lambda: 1).options(scheduling_strategy="SPREAD").remote())
 time.sleep(5)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=READY_SECONDS)
+    env = {**os.environ, **TOKEN}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env, timeout=READY_SECONDS)
 
 
 @contextlib.contextmanager
@@ -101,7 +103,7 @@ def _started(role: str, arguments: Sequence[str]) -> Iterator[str]:
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments]
     ray = subprocess.Popen(
         [*command, "--block", "--disable-usage-stats", "--node-ip-address=127.0.0.1"],
-        env={**os.environ, MARK: mark},
+        env={**os.environ, **TOKEN, MARK: mark},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -121,32 +123,49 @@ def _started(role: str, arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _held(mark: str) -> dict[int, Held]:
-    """The processes that carry a mark in their environment, zombies aside."""
-    wanted = f"{MARK}={mark}".encode()
-    found = {}
+    """
+    The processes that carry a mark in their environment, and their descendants.
+
+    Ray's agents and workers write their title over their environment, so the mark is not enough.
+    """
+    found: dict[int, Held] = {}
+    family = _family(f"{MARK}={mark}".encode())
+    for pid in family:
+        folder = Path("/proc", str(pid))
+        with contextlib.suppress(OSError, IndexError, KeyError):
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            lines = (folder / "smaps_rollup").read_text().splitlines()[1:]
+            kept = dict(line.split(":", 1) for line in lines)
+            rss, pss = (int(kept[k].split()[0]) * 1024 for k in ("Rss", "Pss"))
+            cpu = (int(stat[11]) + int(stat[12])) * TICK
+            found[pid] = Held(_name(folder), rss, pss, cpu)
+    return found
+
+
+def _family(mark: bytes) -> set[int]:
+    """Pids of the marked processes and of all that descend from them; no zombies."""
+    parents: dict[int, int] = {}
+    family: set[int] = set()
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            if wanted not in (folder / "environ").read_bytes().split(b"\0"):
-                continue
+        with contextlib.suppress(OSError, IndexError):
             stat = (folder / "stat").read_text().rpartition(")")[2].split()
             if stat[0] == "Z":
                 continue
-            kept = dict(
-                line.split(":", 1)
-                for line in (folder / "smaps_rollup").read_text().splitlines()[1:]
-            )
-            sizes = [int(kept[k].split()[0]) * 1024 for k in ("Rss", "Pss")]
-            cpu = (int(stat[11]) + int(stat[12])) * TICK
-            found[int(folder.name)] = Held(_name(folder), sizes[0], sizes[1], cpu)
-    return found
+            parents[int(folder.name)] = int(stat[1])
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                family.add(int(folder.name))
+    while new := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= new
+    return family
 
 
 def _name(folder: Path) -> str:
     """What a process is, from its command line."""
     words = (folder / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     scripts = [w for w in words[1:] if w.endswith(".py")]
-    if words[0].startswith("ray::") or "python" not in words[0]:
-        return Path(words[0].split()[0]).name
+    program = Path(words[0].split()[0]).name if words[0] else "?"
+    if not program.startswith("python"):
+        return program
     return Path(scripts[0]).name if scripts else "ray start --block"
 
 

@@ -163,6 +163,24 @@ def test_postgresql_understands_the_panels(postgres_url: str) -> None:
             assert connection.execute(sa.text(plain)).all() == []
 
 
+CRD = {
+    "spec": {"rayVersion", "headGroupSpec", "workerGroupSpecs"},
+    "head": {"rayStartParams", "template"},
+    "workers": {
+        *("groupName", "replicas", "minReplicas", "maxReplicas"),
+        *("rayStartParams", "template"),
+    },
+}
+"""Fields of ray.io/v1 that the manifest uses; any other one would be a slip."""
+
+
+def test_the_ray_cluster_has_no_field_that_its_kind_lacks() -> None:
+    spec = the("kubernetes/raycluster.yaml")["spec"]
+    assert spec.keys() <= CRD["spec"]
+    assert spec["headGroupSpec"].keys() <= CRD["head"]
+    assert all(group.keys() <= CRD["workers"] for group in spec["workerGroupSpecs"])
+
+
 def test_manifests_have_the_fields_that_their_kinds_need() -> None:
     ray, job = the("kubernetes/raycluster.yaml"), the("kubernetes/cronjob.yaml")
     assert (ray["apiVersion"], ray["kind"]) == ("ray.io/v1", "RayCluster")
@@ -173,6 +191,19 @@ def test_manifests_have_the_fields_that_their_kinds_need() -> None:
     mounts = workers["template"]["spec"]
     assert mounts["volumes"][0]["hostPath"]["path"] == "/run/lock/topobench"
     assert job["spec"]["concurrencyPolicy"] == "Forbid"
+    assert mounts["initContainers"][0]["command"] == ["chmod", "1777", "/run/lock/topobench"]
+    sweeper = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    for pod in (head["template"]["spec"], mounts, sweeper):
+        (container,) = pod["containers"]
+        env = {e["name"]: e for e in container["env"]}
+        assert env["RAY_AUTH_MODE"]["value"] == "token"
+        key = {"name": "topobench-ray", "key": "auth_token"}
+        assert env["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"] == key
+    ports = (6379, int(workers["rayStartParams"]["node-manager-port"]))
+    for group, port in zip((head, workers), ports, strict=True):
+        (container,) = group["template"]["spec"]["containers"]
+        probed = [container[k]["tcpSocket"]["port"] for k in ("readinessProbe", "livenessProbe")]
+        assert probed == [port, port]
     assert fleet_times.parse_cron(job["spec"]["schedule"])
     launcher = the("ray/onpremise.yaml")
     assert launcher["provider"]["type"] == "local"
