@@ -91,6 +91,50 @@ JOIN sweep sw ON sw.id = l.sweep_id
 JOIN environment e ON e.id = l.environment_id
 """
 
+_OF_PREFILL = (
+    ("prefill_device_seconds", "device_seconds"),
+    ("prefill_wall_seconds", "wall_seconds"),
+    ("host_share_ratio", "host_share_ratio"),
+    ("mfu_measured_ratio", "mfu_measured_ratio"),
+    ("relative_error_ratio", "relative_error_ratio"),
+    ("kernel_launch_count", "kernel_launches"),
+    ("peak_allocated_bytes", "peak_allocated_bytes"),
+)
+"""Metrics of prefill and their columns in v_prefill, beside the tokens per second."""
+
+
+def _picked(metric: str, column: str, of: str = "median") -> str:
+    return f"max(CASE WHEN metric = '{metric}' THEN {of} END) AS {column}"
+
+
+_RATE = "tokens_per_second"
+_PREFILL_KEY = """\
+sweep, cluster, host, host_key, sku, devices, n_devices, case_id, params, model, seq_len,
+    batch, dtype, tp, series_id, arm, binding"""
+
+# The parameters of a case are one text; without the length it names a curve.
+V_PREFILL = f"""
+CREATE VIEW v_prefill AS
+SELECT
+    {_PREFILL_KEY},
+    replace(params, '"sequence":' || CAST(seq_len AS text), '"sequence":*') AS curve,
+    replace(params, '"dtype":"' || dtype || '"', '"dtype":*') AS beside,
+    {_picked(_RATE, "n_processes", "n_processes")},
+    {_picked(_RATE, "n", "n")},
+    {_picked(_RATE, _RATE)},
+    {_picked(_RATE, f"{_RATE}_ci_lo", "ci_lo")},
+    {_picked(_RATE, f"{_RATE}_ci_hi", "ci_hi")},
+    {_picked(_RATE, "ci_level", "ci_level")},
+    {f",{chr(10)}    ".join(_picked(metric, column) for metric, column in _OF_PREFILL)},
+    max(measured_at) AS measured_at, max(measured_unix_seconds) AS measured_unix_seconds,
+    source, synthetic
+FROM v_latest
+WHERE probe = 'prefill' AND rank IS NULL AND point = '{{}}'
+GROUP BY
+    {_PREFILL_KEY},
+    source, synthetic
+"""
+
 V_COVERAGE = """
 CREATE VIEW v_coverage AS
 SELECT
@@ -110,4 +154,9 @@ GROUP BY
     h.retired_on
 """
 
-VIEWS = {"v_reading": V_READING, "v_latest": V_LATEST, "v_coverage": V_COVERAGE}
+VIEWS = {
+    "v_reading": V_READING,
+    "v_latest": V_LATEST,
+    "v_prefill": V_PREFILL,
+    "v_coverage": V_COVERAGE,
+}
