@@ -61,8 +61,9 @@ def main() -> None:
             with _started("node", [f"--address=127.0.0.1:{port}", *more]) as mark:
                 _wait(lambda: any(h.name == "raylet" for h in _held(mark).values()))
                 _measure("after ray start", mark, options.seconds)
-                _visit(port)
-                _measure("after a driver came and went", mark, options.seconds)
+                with _driver(port):
+                    _measure("while a driver is there", mark, options.seconds)
+                _measure("after it went", mark, options.seconds)
 
 
 def _measure(when: str, mark: str, seconds: float) -> None:
@@ -84,16 +85,22 @@ def _measure(when: str, mark: str, seconds: float) -> None:
         print(f"  {name:<28} RSS {rss / 1e6:6.0f} MB, PSS {pss / 1e6:6.0f} MB, {share:6.2%} CPU")
 
 
-def _visit(port: int) -> None:
-    """A driver that asks every node for one trivial task, as a sweep's greeting does."""
+@contextlib.contextmanager
+def _driver(port: int) -> Iterator[None]:
+    """A driver that asks for one trivial task, as a sweep's greeting does, and stays."""
     code = f"""
-import ray, time
+import ray, sys
 ray.init(address="127.0.0.1:{port}", log_to_driver=False, logging_level="ERROR")
 ray.get(ray.remote(num_cpus=0)(lambda: 1).options(scheduling_strategy="SPREAD").remote())
-time.sleep(5)
+sys.stdin.read()
 """
-    env = {**os.environ, **TOKEN}
-    subprocess.run([sys.executable, "-c", code], check=True, env=env, timeout=READY_SECONDS)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, **TOKEN}, stdin=subprocess.PIPE
+    )
+    try:
+        yield
+    finally:
+        driver.communicate(timeout=READY_SECONDS)
 
 
 @contextlib.contextmanager
