@@ -93,16 +93,17 @@ def loaded(
 class TestTruth:
     """Numbers against what the server itself measured of the same requests."""
 
-    @pytest.mark.parametrize("load_", [{"arrivals": "poisson", "rate": 150.0}, {"concurrency": 80}])
+    @pytest.mark.parametrize("load_", [{"arrivals": "poisson", "rate": 130.0}, {"concurrency": 80}])
     def test_quantiles_are_those_of_the_server(self, load_: dict[str, Any]) -> None:
         """
-        Within 2 %, of the very same requests.
+        Within 2 %, of the very same requests, in a window that the client does not call late.
 
-        Client and server share an event loop, so that a busy machine is late for both; it may
-        be asked three times all the same.
+        Client and server share an event loop, so that a busy machine is late for both.
         """
-        for _ in range(3):
+        for _ in range(4):
             window, times = asyncio.run(_side_by_side(load_))
+            if window.health.lag_seconds > 0.006:  # what is compared is 10 ms and more
+                continue
             names = ("arrival_seconds", "ttft_seconds", "e2e_seconds")
             seen = sorted(zip(*(window.samples[n] for n in names), strict=True))
             assert len(seen) >= 300
@@ -115,9 +116,9 @@ class TestTruth:
                 for mine, theirs in [([x[n] for x in seen[80:]], [x[n] for x in true[80:]])]
                 for share in (0.5, 0.9, 0.95, 0.99)
             ]
-            if max(errors) <= 0.02:
-                return
-        raise AssertionError(f"relative errors of the quantiles: {errors}")
+            assert max(errors) <= 0.02, errors
+            return
+        pytest.skip("this machine is too busy: the client was late in four windows")
 
     def test_an_open_loop_does_not_hide_a_stall(self) -> None:
         """
@@ -181,11 +182,15 @@ async def _side_by_side(
     load_: dict[str, Any],
 ) -> tuple[serving_windows.Window, list[tuple[float, float, float]]]:
     """A window of load on a server in the same event loop; what the server saw of it."""
-    server, port = OpenAiServer(Options(ttft=0.4, spread=0.4, tpot=0.01)), free_port()
+    server, port = OpenAiServer(Options(ttft=0.5, spread=0.4, tpot=0.01)), free_port()
     runner = await serve(server, port)
     probe = Serving(
-        window=2.2, requests=300, ramp=0.0, lag_limit=10.0,
-        input_tokens="48", output_tokens="8",
+        window=2.4,
+        requests=300,
+        ramp=0.0,
+        lag_limit=10.0,
+        input_tokens="48",
+        output_tokens="3",
         **load_,
     )
     base = f"http://127.0.0.1:{port}"

@@ -139,6 +139,7 @@ def arguments(fields: Fields, node: Node, key: str) -> tuple[str, ...] | None:
 
 
 def public_environment(fields: Fields, node: Node, key: str) -> dict[str, str]:
+    """Environment variables that are stored, so that none may be a secret."""
     found = environment(fields, node, key)
     for name, value in found.items():
         if _SECRET.search(name) or mask_urls(value) != value:
@@ -196,6 +197,12 @@ def _metric_yaml(metric: CommandMetric) -> dict[str, str]:
 
 
 def positive_seconds(text: str) -> float:
+    """
+    A time above zero.
+
+    Raises:
+        ValueError: Says what is accepted.
+    """
     seconds = parse_duration(text)
     if seconds <= 0:
         raise ValueError(f"{text!r} is no time; expected a duration such as 90s")

@@ -32,9 +32,11 @@ from topobench.report.network import network_section
 from topobench.report.notes import notes
 from topobench.report.probe_tables import ProbeTables
 from topobench.report.safe import clean, command
+from topobench.report.serving import ServingTables
 from topobench.report.sheet import Prose
 from topobench.report.verdict_text import verdicts_section
 from topobench.report.words import count, counts_text, minute, took, warning_text
+from topobench.server_definition import PROBE as SERVING
 from topobench.units import format_span
 
 Document = Mapping[str, Any]
@@ -127,7 +129,11 @@ def _measured(cells: Sequence[Document], places: records.Places) -> Iterator[Ren
     found: list[records.Record] = []
     for probe in dict.fromkeys(c["probe"] for c in cells):
         own = [c for c in cells if c["probe"] == probe]
-        if figures := records.records(own, places):
+        if (figures := records.records(own, places)) and probe == SERVING:
+            yield ServingTables(figures, list(notes(own)), own, places)
+            yield Text("")
+            found += figures
+        elif figures:
             tables = ProbeTables(probe, figures, _unit(own, places), list(notes(own)))
             yield CollectiveTables(tables, own, places) if is_collective(own) else tables
             if parts := records.records(own, places, each_gpu=True):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from topobench.errors import UsageError
 from topobench.reading import BENIGN, MEASURED, Reason
-from topobench.report import problems, text, words
+from topobench.report import problems, serving, text, words
 from topobench.report.conditions import conditions_section
 from topobench.report.hosts import hosts_section
 from topobench.report.page import (
@@ -49,6 +49,7 @@ from topobench.report.page.parts import (
 from topobench.report.page.readings import every_reading, glance
 from topobench.report.records import Places
 from topobench.report.safe import clean
+from topobench.server_definition import PROBE as SERVING
 from topobench.topology import Topology
 from topobench.units import format_span
 
@@ -231,6 +232,8 @@ def _kinds(
     yield "memory", "Host memory", list(computing.memory_matrix(name, of("host_memory"), places))
     yield "compute", "GPU compute", list(computing.products(name, cells, places))
     yield "prefill", "Prefill", list(prefill.prefill(name, cells, places))
+    if served := from_rich(serving.served(of(SERVING), places)):
+        yield "serving", "Serving", served
     roofs = [*computing.roofline(name, cells, places), *limits.bounds(cells)]
     yield "roofline", "Roofline", roofs
     yield "sharing", "All GPUs at once", list(limits.sharing(cells, host, places))
