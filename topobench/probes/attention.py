@@ -50,7 +50,12 @@ def only(torch: Any, backend: str) -> Iterator[None]:
 
 
 def choose(
-    torch: Any, device: str, asked: str, timed: Callable[[str], float]
+    torch: Any,
+    device: str,
+    asked: str,
+    timed: Callable[[str], float],
+    *,
+    also: tuple[str, ...] = (),
 ) -> tuple[str, dict[str, float | str]]:
     """
     The backend to use, and what each of those tried took or said.
@@ -58,13 +63,14 @@ def choose(
     Args:
         asked: One of :data:`CHOICES`.
         timed: Seconds that a backend takes; raises RuntimeError where it cannot.
+        also: Candidates of ``auto`` beside torch's own.
 
     Raises:
         ProbeUnavailable: ``unsupported``: the one asked for cannot do it, with torch's words.
     """
     tried: dict[str, float | str] = {}
     worked: dict[str, float] = {}
-    for backend in (*CANDIDATES[device], "math") if asked == "auto" else (asked,):
+    for backend in (*CANDIDATES[device], *also, "math") if asked == "auto" else (asked,):
         if backend == asked or backend != "math" or not worked:
             try:
                 tried[backend] = worked[backend] = timed(backend)

@@ -1,0 +1,311 @@
+"""Measures one case of the probe ``decode``: steps over a full cache, and what they read."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from topobench.probes import attention, datasheets, device_memory, reference
+from topobench.probes import decode_metrics as metrics
+from topobench.probes import prefill_metrics as common
+from topobench.probes.accelerator import Accelerator
+from topobench.probes.bench import BENCH, CHECKED_TOKENS, distance, require_close
+from topobench.probes.decode_step import SPLIT, Decoder
+from topobench.probes.decode_work import flop, kept_bytes, read_bytes, token_bytes
+from topobench.probes.device_work import Figures
+from topobench.probes.driver import Driver
+from topobench.probes.footprint import Footprint
+from topobench.probes.forward import Forward
+from topobench.probes.metrics import FLOP
+from topobench.probes.prefill_case import LAUNCHES, process_seconds, slowest
+from topobench.probes.protocol import WorkerContext
+from topobench.probes.timing import wall
+from topobench.reading import Reading
+
+DEVICE_SECONDS, WALL_SECONDS, MEMORY_SECONDS = 0.5, 0.25, 0.2
+MEMORY_BYTES = device_memory.GIB
+BOUND_SHARE = 0.5
+"""What memory or arithmetic must take of a step's time to be what bounds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofs:
+    """
+    What this process measured of the device; None where it could not.
+
+    Args:
+        flop: FLOP a second of matrix products, of all GPUs measured.
+        memory: Bytes a second read and written by copies, of all GPUs measured.
+    """
+
+    flop: float | None
+    memory: float | None
+
+
+@dataclass
+class Case:
+    """A step of so many sequences in front of a model."""
+
+    device: Accelerator
+    context: WorkerContext
+    model: Decoder
+    batch: int
+    forward: Forward = field(init=False)
+    wanted: Any = field(init=False)
+
+    def readings(self, mode: str, expected: Footprint, roofs: Roofs) -> Iterator[Reading]:
+        """All readings, once a step is known to be right."""
+        error = checked(self.device, self.model)
+        self.device.forget()
+        self.forward = Forward(self.device, self.model, self.batch, 1)
+        self.model.fill(self.forward.cache.layers)
+        staging = self.forward.staging
+        self.context.buffer_ready(staging.data_ptr(), staging.nbytes)
+        self.device.forget()
+        yield from self._first_step()
+        self.forward.prepare(mode)
+        self._check("those of eager mode")
+        budget = min(DEVICE_SECONDS, self.context.deadline_seconds / 16)
+        figures, how = self.device.times(self.forward.run, budget)
+        walls = self.device.walls(self.forward.answer, min(WALL_SECONDS, budget))
+        peaks = self.device.peaks()
+        self.forward.logits.fill_(float("nan"))
+        self._check("those before timing")
+        self._note(how, expected)
+        yield from self._speeds(figures, walls)
+        yield from self._bounds(figures, roofs)
+        yield from self._memory(expected, peaks)
+        yield common.single(common.ERROR, error)
+        if self.forward.compile_seconds is not None:
+            yield common.single(common.COMPILE, self.forward.compile_seconds)
+        yield from self._whole(figures)
+        yield from self._launching()
+        yield from self._stages(mode)
+        if (kernels := self.device.launches(self.forward.launched)) is not None:
+            yield common.single(common.LAUNCHES, kernels)
+
+    def _first_step(self) -> Iterator[Reading]:
+        """Run eagerly, which is what every mode is held against."""
+        self.forward.eagerly()
+        self.device.wait()
+        self.wanted = self.forward.logits.clone()
+        if not BENCH.began:
+            BENCH.began = True
+            yield common.single(common.FIRST, process_seconds())
+
+    def _check(self, what: str) -> None:
+        """Run once and compare the logits with those of the first step."""
+        self.forward.run()
+        self.device.wait()
+        error = distance(self.forward.logits, self.wanted)
+        precision = self.model.products.precision
+        self.device.on_all(lambda: require_close(error, precision, what))
+
+    def _note(self, how: str, expected: Footprint) -> None:
+        note, shape = self.context.note, self.model.whole
+        note("device_timing", how)
+        note("weights_seconds", BENCH.make_seconds)
+        note("weights_bytes", expected.weights)
+        note("layers", f"{shape.layers} of {shape.whole_layers}")
+        note("arithmetic_intensity", self._flop() / self._read())
+
+    def _flop(self) -> float:
+        return flop(self.model.whole, self.model.context, self.batch)
+
+    def _read(self) -> float:
+        model = self.model
+        precision = model.products.precision
+        return read_bytes(model.whole, precision, model.kept, model.context, self.batch)
+
+    def _speeds(self, figures: Figures, walls: Figures) -> Iterator[Reading]:
+        yield from figures.durations(metrics.TPOT.name)
+        yield from walls.durations(metrics.WALL_TIME.name)
+        yield from figures.rates(metrics.TOKENS.name, float(self.batch))
+        yield from figures.rates(metrics.READ_RATE.name, self._read())
+        yield from figures.rates(FLOP.name, self._flop())
+        yield common.single(common.WORK, self._flop())
+        yield common.single(metrics.READ, self._read())
+        if self.device.device != "cpu":
+            share = max(0.0, 1 - slowest(figures) / slowest(walls))
+            yield common.single(common.HOST_SHARE, share)
+
+    def _bounds(self, figures: Figures, roofs: Roofs) -> Iterator[Reading]:
+        """What a step takes of the memory's bandwidth and of the products' rate."""
+        gpus = max(1, len(figures.by_rank))
+        work, read = self._flop(), self._read()
+        shares: dict[str, float] = {}
+        if (peak := memory_peak(self.device)) is not None:
+            yield figures.total.rates(metrics.MBU.name, read / peak / gpus)
+        if roofs.memory is not None:
+            yield common.single(metrics.MEMORY, roofs.memory)
+            reading = figures.total.rates(metrics.MBU_MEASURED.name, read / roofs.memory)
+            shares["memory"] = reading.summary.median
+            yield reading
+        product = self.model.products.precision.product
+        if (sheet := datasheets.peak(self.device.model, product)) is not None:
+            yield figures.total.rates(common.MFU.name, work / sheet / gpus)
+        if roofs.flop is not None:
+            yield common.single(common.CEILING, roofs.flop)
+            reading = figures.total.rates(common.MFU_MEASURED.name, work / roofs.flop)
+            shares["arithmetic"] = reading.summary.median
+            yield reading
+        if len(shares) == 2:
+            self.context.note("bound_by", bound_by(shares))
+
+    def _memory(self, expected: Footprint, peaks: tuple[int, int] | None) -> Iterator[Reading]:
+        model = self.model
+        held = kept_bytes(model.whole, model.kept, model.context, self.batch)
+        yield common.single(metrics.KV, held)
+        yield common.single(common.KV_TOKEN, token_bytes(model.whole, model.kept))
+        yield common.single(common.PREDICTED, expected.total)
+        if peaks is not None:
+            yield common.single(common.ALLOCATED, peaks[0])
+            yield common.single(common.RESERVED, peaks[1])
+
+    def _whole(self, figures: Figures) -> Iterator[Reading]:
+        """Of a slice: its layers' time as often as the whole model has them, the rest once."""
+        shape = self.model.whole
+        if shape.layers == shape.whole_layers:
+            return
+
+        def ends() -> None:
+            self.model.ends(self.forward.ids)
+
+        least = min(self.device.once(ends) for _ in range(LAUNCHES + 1))
+        layers = slowest(figures) - least
+        yield common.single(common.WHOLE, least + layers * shape.whole_layers / shape.layers)
+
+    def _launching(self) -> Iterator[Reading]:
+        """What the host does to start a step: here binding acts."""
+        if self.device.device == "cpu":
+            return
+        launches = []
+        for _ in range(LAUNCHES):
+            self.device.wait()
+            launches.append(wall(self.forward.run))
+        self.device.wait()
+        yield common.several(common.PART, tuple(launches), part="launch")
+
+    def _stages(self, mode: str) -> Iterator[Reading]:
+        """Of eager kernels, which a graph replays too; compiled ones cross the stages."""
+        found = None if mode == "compile" else self.device.stages(self.forward.marked)
+        for stage, seconds in (found or {}).items():
+            yield common.several(common.STAGE, tuple(seconds), stage=stage)
+
+
+@dataclass
+class Known:
+    """
+    What this worker process found out before.
+
+    Args:
+        errors: Of a step against float32, by model, attention and type of the cache.
+        memory: Bandwidth by device.
+    """
+
+    errors: dict[Any, float] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
+
+
+KNOWN = Known()
+
+
+def roofs_of(device: Accelerator, product: str) -> Roofs:
+    """Measured once in a process, before a model takes the memory."""
+    return Roofs(BENCH.ceiling(device, product), memory_speed(device))
+
+
+def memory_speed(device: Accelerator) -> float | None:
+    """
+    Bytes a second that copies within a GPU's memory read and write.
+
+    None of CPUs, whose caches hold the models that suit them, and where two arrays do not fit.
+    """
+    if device.device == "cpu":
+        return None
+    if device.device not in KNOWN.memory:
+        if device.free_bytes() < 3 * MEMORY_BYTES:
+            return None
+        arrays = device_memory.Arrays(device.torch, "copy", MEMORY_BYTES)
+        figures, _ = device.times(lambda: arrays.enqueue(1), MEMORY_SECONDS)
+        seconds = statistics.median(figures.total.samples[figures.total.warmups :])
+        KNOWN.memory[device.device] = 2 * MEMORY_BYTES / seconds
+        del arrays
+        device.forget()
+    return KNOWN.memory[device.device]
+
+
+def memory_peak(device: Accelerator) -> float | None:
+    """What clock and width of a GPU's memory allow; None of CPUs, and where it is not told."""
+    if device.device == "cpu":
+        return None
+    return Driver().memory_peak(device.torch.cuda.current_device())
+
+
+def bound_by(shares: dict[str, float]) -> str:
+    """``memory`` or ``arithmetic``, whichever takes more of the time; ``neither`` below half."""
+    first = max(shares, key=lambda name: shares[name])
+    return first if shares[first] >= BOUND_SHARE else "neither"
+
+
+def checked(device: Accelerator, model: Decoder) -> float:
+    """
+    Hold a step against float32, once for a model, attention and type of the cache.
+
+    Raises:
+        ResultInvalid: ``wrong_data``: it is farther off than its types explain.
+    """
+    key = (BENCH.key, model.backend, model.kept)
+    if key not in KNOWN.errors:
+        KNOWN.errors[key] = step_error(device.torch, model)
+        device.forget()
+    found, precision = KNOWN.errors[key], model.products.precision
+    allowed = dataclasses.replace(precision, tolerance=precision.tolerance + model.kept.tolerance)
+    device.on_all(lambda: require_close(found, allowed, "its float32 reference"))
+    return found
+
+
+def step_error(torch: Any, model: Decoder) -> float:
+    """
+    How far the logits of a prompt's last token are from float32, all others being in the cache.
+
+    Their keys and values are those of a prefill; the last token's place is left empty.
+    """
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(model.whole.vocabulary, (1, CHECKED_TOKENS), generator=generator)
+    ids = ids.to(model.place.device)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        wanted = reference.Reference(torch, model.whole, model.place.device).logits(ids)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    short, cache = Decoder(model, model.kept, CHECKED_TOKENS), prefilled(torch, model, ids)
+    kept = short.cache(1, 1)
+    for pair, full in zip(kept.layers, cache.layers, strict=True):
+        for held, numbers in zip(pair, full, strict=True):
+            place = tuple(tensor[:, :, :-1] for tensor in held)
+            short.keep(place, numbers.transpose(1, 2)[:, :, :-1])
+    return distance(short.forward(ids[:, -1:], kept), wanted)
+
+
+def prefilled(torch: Any, model: Decoder, ids: Any) -> Any:
+    """The cache of a prompt, by the plain model with the plainest attention."""
+    plain = model.plain
+    cache = plain.cache(*ids.shape)
+    backend, plain.backend = plain.backend, "math"
+    try:
+        with attention.only(torch, "math"):
+            plain.forward(ids, cache)
+    finally:
+        plain.backend = backend
+    return cache
+
+
+def told(backend: str, model: Decoder) -> str:
+    """The attention that ran, in words."""
+    unpacked = model.kept.narrow and backend != SPLIT
+    return f"{backend}, keys and values widened first" if unpacked else backend
