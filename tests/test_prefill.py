@@ -202,13 +202,11 @@ class TestPlan:
         with pytest.raises(ConfigError, match=words):
             self.cells(host(small()), setting)
 
-    @pytest.mark.parametrize(
-        ("setting", "words"),
-        [
-            (("shape=llama4",), "no shape 'llama4'; there is tiny, llama3-8b"),
-            (("shape=llama3-8b", "tensor_parallel=3"), "heads of llama3-8b are 32: not a whole"),
-        ],
-    )
-    def test_a_shape_that_cannot_be_is_told(self, setting: tuple[str, ...], words: str) -> None:
-        with pytest.raises(UsageError, match=words):
-            self.cells(host(dual()), *setting)
+    def test_a_shape_that_is_none_is_told(self) -> None:
+        with pytest.raises(UsageError, match="no shape 'llama4'; there is tiny, llama3-8b"):
+            self.cells(host(dual()), "shape=llama4")
+
+
+def test_a_shape_that_does_not_divide_by_its_gpus_is_told() -> None:
+    with pytest.raises(ValueError, match="heads of llama3-8b are 32: not a whole number for each"):
+        Prefill(shape="llama3-8b", tensor_parallel=3)
