@@ -248,7 +248,7 @@ class TestMistakes:
             + ", ".join(registry.names())
             + "; did you mean host_memory?",
             "cluster.yaml:4: probes.all_reduce.byte: unknown key; accepted are bytes, dtype, "
-            "ranks, backend, hosts, mode, reduction; did you mean bytes?",
+            "ranks, backend, hosts, mode, pool, reduction; did you mean bytes?",
             "cluster.yaml:4: probes.all_reduce.ranks: '-1' is negative; expected a whole number",
             "cluster.yaml:5: bindings[0]: 'locl' is not known; accepted are none, local, remote, "
             "spread; did you mean local?",

@@ -66,7 +66,7 @@ class Buffers:
         self._group = group
         self._dtype = probe.dtype
         self._elements = gang_probe.elements(probe)
-        count = gang_probe.pool_buffers(probe.bytes)
+        count = gang_probe.pool_buffers(probe)
         dtype = getattr(torch, probe.dtype)
         self._flat = torch.empty(count * self._elements, dtype=dtype, device=group.device)
         self._buffers = self._flat.split(self._elements)

@@ -52,7 +52,7 @@ class AllGather(_Apart):
 
     def memory_bytes(self, ranks: int) -> int:
         """Bytes that one rank allocates."""
-        return _with_part(self.bytes, ranks, self.place)
+        return _with_part(self, ranks, self.place)
 
     def buffers(self, group: collective.Group) -> Exchange:
         """The buffers of this rank."""
@@ -79,7 +79,7 @@ class ReduceScatter(_Apart):
 
     def memory_bytes(self, ranks: int) -> int:
         """Bytes that one rank allocates."""
-        return _with_part(self.bytes, ranks, self.place)
+        return _with_part(self, ranks, self.place)
 
     def buffers(self, group: collective.Group) -> Exchange:
         """The buffers of this rank."""
@@ -95,7 +95,7 @@ class AllToAll(_Apart):
 
     def memory_bytes(self, ranks: int) -> int:
         """Bytes that one rank allocates."""
-        return 2 * gang_probe.pool_bytes(self.bytes)
+        return 2 * gang_probe.pool_bytes(self)
 
     def buffers(self, group: collective.Group) -> Exchange:
         """The buffers of this rank."""
@@ -137,7 +137,7 @@ class SendRecv(GangProbe):
 
     def memory_bytes(self, ranks: int) -> int:
         """Bytes that one rank allocates."""
-        return 2 * gang_probe.pool_bytes(self.bytes)
+        return 2 * gang_probe.pool_bytes(self)
 
     def buffers(self, group: collective.Group) -> Exchange:
         """The buffers of this rank."""
@@ -148,8 +148,8 @@ class SendRecv(GangProbe):
         return 1.0
 
 
-def _with_part(size: int, ranks: int, place: str) -> int:
-    whole = gang_probe.pool_bytes(size)
+def _with_part(probe: GangProbe, ranks: int, place: str) -> int:
+    whole = gang_probe.pool_bytes(probe)
     return whole if place == IN_PLACE else whole + whole // ranks
 
 
@@ -179,7 +179,7 @@ class Exchange:
         self._group = group
         self._dtype = probe.dtype
         self._part = gang_probe.elements(probe, parts)
-        self._count = gang_probe.pool_buffers(probe.bytes)
+        self._count = gang_probe.pool_buffers(probe)
         self._parts_in, self._parts_out = parts_in, parts_out
         self._in_place = place == IN_PLACE
         self._next = 0

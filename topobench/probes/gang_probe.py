@@ -92,6 +92,15 @@ class GangProbe:
         later=True,
     )
 
+    pool: str = parameter(
+        "cold",
+        kind=Kind.CHOICE,
+        choices=("cold", "warm"),
+        help="each operation on the next of buffers beyond the caches, or all on one buffer, which "
+        "small ones find in the caches (as nccl-tests does)",
+        later=True,
+    )
+
     def measure(self, context: WorkerContext) -> Iterator[Reading]:
         """
         Measure on all ranks together; only rank 0 yields readings.
@@ -156,7 +165,7 @@ class GangProbe:
 
     def memory_bytes(self, ranks: int) -> int:
         """Bytes that one rank allocates."""
-        return pool_bytes(self.bytes)
+        return pool_bytes(self)
 
     def buffers(self, group: collective.Group) -> CheckedOperation:
         """The buffers of this rank, which know what is done with them."""
@@ -189,14 +198,14 @@ class GangProbe:
             yield Reading(LATENCY.name, own.summary, point={"rank": rank})
 
 
-def pool_buffers(size: int) -> int:
-    """Buffers of one size in a pool, which together exceed the caches."""
-    return min(POOL_BUFFERS, max(1, POOL_BYTES // size))
+def pool_buffers(probe: GangProbe) -> int:
+    """Buffers in the pool of a case; several exceed the caches together."""
+    return 1 if probe.pool == "warm" else min(POOL_BUFFERS, max(1, POOL_BYTES // probe.bytes))
 
 
-def pool_bytes(size: int) -> int:
-    """Bytes of the pool of buffers of one size."""
-    return size * pool_buffers(size)
+def pool_bytes(probe: GangProbe) -> int:
+    """Bytes of the pool of a case."""
+    return probe.bytes * pool_buffers(probe)
 
 
 def free_bytes(group: collective.Group) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import statistics
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -36,8 +38,12 @@ BUSY_LEAST = 0.95
 """Of a sustained measurement the GPU multiplies at least that share."""
 POOL_CACHES = 4
 """The pool of operands is that many times the L2 cache."""
-CHOICE_ROUNDS, CHOICE_PRODUCTS = 3, 4
+CHOICE_ROUNDS, CHOICE_PRODUCTS = 5, 4
 """Samples of each kernel before one is chosen, and products in each."""
+SETTLING_SECONDS = 0.2
+"""Of load, in which a GPU's clock comes down to what it keeps until its power limit acts."""
+REST_SECONDS = 1.0
+"""Of idleness, after which the power that counts against the limit is that of an idle GPU."""
 SLICE = 48
 """Rows and columns of the part of each result that is computed again in float64."""
 
@@ -132,7 +138,7 @@ class Gemm:
         """Making operands and checking results, beside the samples."""
         measuring = self.seconds if self.mode == "sustained" else BURST_SECONDS
         captured = 1.5 if self.mode == "sustained" else 0.0
-        return 0.5 + captured + measuring + 0.2 * (self.size / 8192) ** 2
+        return 0.8 + REST_SECONDS + captured + measuring + 0.2 * (self.size / 8192) ** 2
 
     def _figures(self, site: device_work.Site, products: Products) -> device_work.Figures:
         if self.mode == "burst":
@@ -226,17 +232,25 @@ class Products:
         ways: dict[str, cublaslt.Multiply] = {"torch": self._by_torch}
         for place, kernel in enumerate(cublaslt.kernels(self._torch, self._dtype, self._size)):
             ways[f"cuBLASLt {place}"] = kernel
+        if len(ways) == 1:
+            return "torch"
         queue = cuda.CudaQueue(self._torch)
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(1 + CHOICE_ROUNDS if len(ways) > 1 else 0):  # the first loads them
-            for name, self._multiply in ways.items():
-                took = behind_spin(
-                    queue, self.enqueue, CHOICE_PRODUCTS, spin_seconds=SPIN_MIN_SECONDS
-                )
-                times[name].append(math.inf if took is None else took)
-        chosen = min(times, key=lambda name: min(times[name][1:], default=0.0))
+        settled = time.monotonic() + SETTLING_SECONDS
+        while time.monotonic() < settled:
+            self._each(ways, queue)
+        times = [self._each(ways, queue) for _ in range(CHOICE_ROUNDS)]
+        chosen = min(ways, key=lambda name: statistics.median(row[name] for row in times))
         self._multiply = ways[chosen]
+        time.sleep(REST_SECONDS)
         return chosen
+
+    def _each(self, ways: dict[str, cublaslt.Multiply], queue: cuda.CudaQueue) -> dict[str, float]:
+        """Seconds of a few products by every kernel; infinite where the spin ended early."""
+        found = {}
+        for name, self._multiply in ways.items():
+            took = behind_spin(queue, self.enqueue, CHOICE_PRODUCTS, spin_seconds=SPIN_MIN_SECONDS)
+            found[name] = math.inf if took is None else took
+        return found
 
     def enqueue(self, count: int) -> None:
         """Enqueue the next ``count`` products, as a linear layer does: x times w transposed."""
