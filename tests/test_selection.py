@@ -77,7 +77,10 @@ class TestBrokenGpus:
         failed = [r for r in reasons(plan.cells) if r[2] is Status.FAILED]
         assert failed == [
             (name, "none", Status.FAILED, ReasonCode.TORCH_CANNOT_USE_GPU)
-            for name in ("host_to_device", "device_memory", "gemm", "kernel_launch", "all_reduce")
+            for name in (
+                *("host_to_device", "device_memory", "gemm", "kernel_launch", "prefill"),
+                "all_reduce",
+            )
         ]
         assert {c.case.probe for c in planned(plan.cells)} == {"host_memory"}
 

@@ -13,7 +13,7 @@ import random
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from topobench import env_arms, rings
 from topobench.bindings import (
@@ -25,14 +25,14 @@ from topobench.bindings import (
     united,
     with_threads,
 )
-from topobench.config import BindingChoice, ClusterConfig, ProbeChoice
+from topobench.choice import GPUS, SHAPE, SHARING, Choice, Timed
+from topobench.config import BindingChoice, ClusterConfig
+from topobench.device_sets import device_sets
 from topobench.errors import UsageError
 from topobench.host import Host
-from topobench.probes import registry
-from topobench.probes.protocol import Arms, Probe, build, fields_of, suited
-from topobench.reading import Arm, Binding, Case, Cell, Reason, ReasonCode, Scalar, Status
+from topobench.probes.protocol import Arms
+from topobench.reading import Arm, Binding, Case, Cell, Reason, ReasonCode, Status
 from topobench.selection import (
-    GPU_OR_CPU,
     HostGpus,
     Lack,
     needs_cpus,
@@ -42,128 +42,8 @@ from topobench.selection import (
 )
 from topobench.topology import Gpu, Topology
 from topobench.units import format_bytes
-from topobench.user_command import Definition
 
-Timed = tuple[Case, float]
-"""A case and about how long it takes, seconds without start-up."""
 UNBOUND = Arm(Binding("none"))
-GPUS = "gpus"
-"""Parameter of a user's command: which GPUs its process sees."""
-AT_ONCE = "at_once"
-"""Parameter of probes that measure one GPU, or all GPUs of a host at the same time."""
-
-
-class Choice:
-    """
-    A selected probe with the values of its parameters; shared by all hosts.
-
-    Args:
-        on_cpus: A probe of GPUs or CPUs runs on CPUs.
-    """
-
-    def __init__(self, choice: ProbeChoice, *, on_cpus: bool = False) -> None:
-        self._on_cpus = on_cpus
-        self.probe: type[Probe] = registry.load(choice.name)
-        self.values: dict[str, tuple[Scalar, ...]] = {
-            name: choice.params.get(name, (cast(Scalar, declared.default),))
-            for name, declared in fields_of(self.probe).items()
-        }
-        self._cases: dict[Any, tuple[Timed, ...]] = {}
-        self._placed: dict[bool, Choice] = {}
-
-    def cases(self, **fixed: Scalar) -> tuple[Timed, ...]:
-        """
-        One case for each combination of values, in the order listed.
-
-        Args:
-            fixed: Values that the planner sets; those of parameters not declared are ignored.
-
-        Raises:
-            UsageError: The probe refuses a combination.
-        """
-        key = tuple(fixed.items())
-        if key not in self._cases:
-            values = {n: (fixed[n],) if n in fixed else v for n, v in self.values.items()}
-            products = itertools.product(*values.values())
-            self._cases[key] = tuple(
-                self._timed(dict(zip(values, product, strict=True))) for product in products
-            )
-        return self._cases[key]
-
-    def on(self, gpus: HostGpus) -> Choice:
-        """
-        The choice for a host with these GPUs; ``auto`` becomes what suits GPUs or CPUs.
-
-        A probe of either runs on CPUs only where there is no GPU: a broken one is told.
-        """
-        if GPU_OR_CPU not in self.probe.needs:
-            return self
-        absent = gpus.lack is not None and gpus.lack.reason.code is ReasonCode.NO_GPU
-        if absent not in self._placed:
-            params = {name: self._suited(name, absent) for name in self.values}
-            if absent and AT_ONCE in params:
-                params[AT_ONCE] = ("one",)
-            self._placed[absent] = Choice(ProbeChoice(self.probe.name, params), on_cpus=absent)
-        return self._placed[absent]
-
-    def alone(self, gpus: int) -> tuple[Timed, ...]:
-        """The cases of one GPU; on a host with a single one, that is all of them at once."""
-        wanted = self.values.get(AT_ONCE)
-        if wanted is None:
-            return self.cases()
-        return self.cases(at_once="one") if "one" in wanted or gpus == 1 else ()
-
-    def together(self, gpus: int) -> tuple[Timed, ...]:
-        """The cases of all GPUs at once."""
-        asked = "all" in self.values.get(AT_ONCE, ())
-        return self.cases(at_once="all") if asked and gpus > 1 else ()
-
-    @property
-    def on_gpus(self) -> bool:
-        """Whether it runs on GPUs; a user's command says so itself."""
-        if GPU_OR_CPU in self.probe.needs:
-            return not self._on_cpus
-        return "cuda" in self.probe.needs or self.values.get(GPUS) in (("each",), ("all",))
-
-    @property
-    def environments(self) -> tuple[Mapping[str, str], ...]:
-        """Settings of a user's command that are compared as arms; at least an empty one."""
-        (text,) = self.values.get("definition", (None,))
-        found = Definition.from_text(str(text)) if text is not None else None
-        if found is None or not found.environments:
-            return ({},)
-        # A variable that one arm does not set has its value of env: there.
-        names = {name for env in found.environments for name in env}
-        common = {k: v for k, v in found.env.items() if k in names}
-        return tuple({**common, **env} for env in found.environments)
-
-    @property
-    def own_program(self) -> bool:
-        """Whether the user says where its program is."""
-        return any(self.values.get(k, (None,)) != (None,) for k in ("program", "folder"))
-
-    def gang_sizes(self) -> tuple[int, ...]:
-        """The values of ``ranks``; pairs for a collective without that parameter."""
-        return tuple(r for r in self.values.get("ranks", (2,)) if isinstance(r, int))
-
-    def _suited(self, name: str, on_cpus: bool) -> tuple[Scalar, ...]:
-        """Values of a parameter on GPUs or CPUs, each once."""
-        declared = fields_of(self.probe)[name]
-        found = (suited(declared, value, on_cpus=on_cpus) for value in self.values[name])
-        return tuple(dict.fromkeys(found))
-
-    def _timed(self, params: dict[str, Scalar]) -> Timed:
-        try:
-            seconds = build(self.probe, params).estimated_seconds()
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"{self.probe.name} cannot take {params}: {error}") from error
-        declared = fields_of(self.probe)
-        named = {
-            name: value
-            for name, value in params.items()
-            if not (declared[name].metadata["later"] and value == declared[name].default)
-        }
-        return Case(self.probe.name, self.probe.version, named), seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +125,10 @@ class _Layout:
                 yield self._lacking(choice, lack)
             elif choice.probe.arms is not Arms.HOST_PAIRS:  # laid out for all hosts together
                 runnable.append(choice)
-        for arms in dict.fromkeys(_laid_out_as(choice) for choice in runnable):
-            choices = [choice for choice in runnable if _laid_out_as(choice) is arms]
+        laid_out = [(_laid_out_as(choice), choice) for choice in runnable]
+        laid_out += [(Arms.GANG, choice) for choice in runnable if choice.sharing]
+        for arms in dict.fromkeys(arms for arms, _ in laid_out):
+            choices = [choice for its, choice in laid_out if its is arms]
             if arms is Arms.NUMA_MATRIX:
                 yield from self._matrix(choices)
             elif arms in (Arms.GANG, Arms.RANKS):
@@ -303,6 +185,9 @@ class _Layout:
         """Collectives: one rank for each GPU where there are several, else CPU processes."""
         benches: dict[Any, _Bench] = {}
         for choice in choices:
+            if choice.sharing:
+                yield from self._sharing(choice, benches)
+                continue
             if "one" not in choice.values.get("hosts", ("one",)):
                 continue  # laid out for all hosts together
             for backend in choice.values.get("backend", ("auto",)):
@@ -349,6 +234,48 @@ class _Layout:
                 bench.cases.append((case, seconds))
             else:
                 yield self._refused(case, lack, devices=bench.keys, ranks=bench.ranks)
+
+    def _sharing(self, choice: Choice, benches: dict[Any, _Bench]) -> Iterator[Cell]:
+        """
+        Models that GPUs share, which differ in the farthest path between them; or processes.
+
+        Arms are compared where the most ranks share a model; fewer tell what more of them gain,
+        under the first arm alone.
+        """
+        found = {ranks: self._shared(choice, ranks) for ranks in choice.sharing}
+        most = max((n for n, cases in found.items() if not isinstance(cases, Lack)), default=0)
+        for ranks, cases in found.items():
+            if isinstance(cases, Lack):
+                case = Case(choice.probe.name, choice.probe.version, {SHARING: ranks})
+                yield self._refused(case, cases, ranks=ranks)
+                continue
+            sets: Sequence[tuple[Gpu, ...]] = [()]
+            if choice.on_gpus:
+                sets = device_sets(self.host.topology, self.gpus.whole, ranks)
+            for gpus in sets:
+                arms = ranks == most
+                new = _Bench(gpus, ranks, rings=bool(gpus), compared=arms, env_arms=arms)
+                key = (gpus, ranks) if arms else (gpus, ranks, choice.probe.name)
+                benches.setdefault(key, new).cases.extend(cases)
+
+    def _shared(self, choice: Choice, ranks: int) -> Sequence[Timed] | Lack:
+        """
+        The cases of a model that so many ranks share, or why there is none.
+
+        Raises:
+            UsageError: A shape that the user asked for does not divide by the ranks.
+        """
+        gpus = choice.on_gpus
+        lack = needs_gpus(ranks, self.gpus) if gpus else needs_cpus(ranks, self.host.topology)
+        if lack is not None:
+            return lack
+        try:
+            return choice.shared(ranks)
+        except UsageError as error:
+            if SHAPE not in choice.suited:
+                raise
+            reason = Reason(ReasonCode.UNSUPPORTED, str(error.__cause__))
+            return Lack(Status.SKIPPED, reason)
 
     def _too_large(self, case: Case, bench: _Bench) -> Lack | None:
         """A rank holds its payload about three times: with the sum's scratch and its check."""
@@ -574,7 +501,7 @@ def _in_one_process(choices: Sequence[Choice], gpus: tuple[Gpu, ...]) -> list[_B
     for choice in choices:
         key = repr(choice.environments)
         bench = found.setdefault(key, _Bench(gpus, environments=choice.environments))
-        bench.cases.extend(choice.cases())
+        bench.cases.extend(choice.unshared())
     return list(found.values())
 
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from topobench import pairs, rings
 from topobench.bindings import Refusal, equal_threads, resolve, with_threads
+from topobench.choice import Choice, Timed
 from topobench.host import Host
-from topobench.layout import UNBOUND, Choice, Site, Timed, environments
+from topobench.layout import UNBOUND, Site, environments
 from topobench.probes.protocol import Arms
 from topobench.reading import Arm, Binding, Case, Cell, Reason, ReasonCode, Status
 from topobench.selection import HostGpus, Lack, select_gpus, unmet

@@ -19,11 +19,12 @@ from typing import Any
 
 from topobench import budget
 from topobench.bindings import allowed_cpus
+from topobench.choice import Choice
 from topobench.config import ClusterConfig
 from topobench.errors import UsageError
 from topobench.health import Action
 from topobench.host import Host
-from topobench.layout import Choice, Site, lay_out
+from topobench.layout import Site, lay_out
 from topobench.layout_hosts import lay_out_together
 from topobench.masking import mask_urls
 from topobench.reading import Cell, ReasonCode, Status, to_json

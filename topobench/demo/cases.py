@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from topobench import rings
 from topobench.bindings import equal_threads, numa_matrix, resolve, united, with_threads
+from topobench.choice import Choice
 from topobench.config import BindingChoice, ProbeChoice
 from topobench.demo.effects import GPUS
 from topobench.demo.hosts import Sku
-from topobench.layout import Choice
 from topobench.reading import Arm, Binding, Case, Scalar
 from topobench.topology import Gpu, Topology
 

@@ -155,9 +155,8 @@ class Prefill:
         lap = once * (SEGMENTS if self.at_once == "all" else 1)
         seconds = (sampling(lap, once, budget) for budget in (DEVICE_SECONDS, WALL_SECONDS))
         compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
-        shared = sampling(once, once, DEVICE_SECONDS) + sharded.JOIN_SECONDS
-        more = compiling + (shared if self.tensor_parallel > 1 else 0.0)
-        return SET_UP_SECONDS + sum(seconds) + 12 * once + more
+        apart = sampling(once, once, DEVICE_SECONDS) if self.tensor_parallel > 1 else 0.0
+        return SET_UP_SECONDS + sum(seconds) + 12 * once + compiling + apart
 
     def _readings(self, device: Accelerator, context: WorkerContext) -> list[Reading]:
         """All readings: no setting of torch's holds while the worker sends them."""

@@ -22,8 +22,6 @@ from topobench.probes.timing import QUEUE_MAX, SAMPLE_SECONDS, Sampler, wall
 from topobench.probes.transformer import Place
 from topobench.reading import Reading
 
-JOIN_SECONDS = 2.0
-"""About how long ranks take to meet."""
 ROUND_MAX = QUEUE_MAX * collective.ROUND_SAMPLES
 
 
