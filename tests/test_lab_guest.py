@@ -37,11 +37,11 @@ class TestGuest:
     pytestmark = guest
 
     def test_command_has_its_own_exit_code_streams_and_environment(self, tmp_path: Path) -> None:
-        """It reads this machine's files, and what it writes stays in the guest."""
+        """It reads this machine's files, and what it writes stays in the guest, in its cpuset."""
         (tmp_path / "here").write_text("from outside")
-        script = 'cat here; echo "$TOLD" > there; cat there >&2; exit 7'
-        done = lab.run("two", ["bash", "-c", script], env={"TOLD": "a b"}, cwd=tmp_path)
-        assert (done.returncode, done.stdout, done.stderr) == (7, "from outside", "a b\n")
+        script = 'cat here; nproc; echo "$TOLD" > there; cat there >&2; exit 7'
+        done = lab.run("cpuset", ["bash", "-c", script], env={"TOLD": "a b"}, cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (7, "from outside3\n", "a b\n")
         assert [p.name for p in tmp_path.iterdir()] == ["here"]
 
     def test_guest_that_takes_too_long_is_ended_with_what_it_said(

@@ -36,7 +36,7 @@ from topobench.topology import NodeKind, Topology, parse_cpu_list
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
 
-SHAPES = ("two", "four", "memless", "classes", "cpuset")
+SHAPES = ("four", "memless", "classes", "cpuset")
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,28 @@
 """
 Runs in the guest: what discovery and the launcher say there, and what others say.
 
-Prints one JSON document: ``topology``, and as witnesses ``numactl`` (--hardware) and
-``lstopo`` (XML). Its argument is the shape: for some there are ``cells`` too, each with its
-binding, its run, and what was ``seen`` of the worker from outside while it measured; and
-``jobs``, those of ``workers.py``.
+Its argument is the shape. Prints one JSON document for each name that it is looked at under
+(``PARTS``): ``topology``, and as witnesses ``numactl`` (--hardware) and ``lstopo`` (XML). For
+some there are ``cells`` too, each with its binding, its run, and what was ``seen`` of the
+worker from outside while it measured; and ``jobs``, those of ``workers.py``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.shapes import SHAPES
 from lab.workers import run_jobs
 from topobench.agents import preflight
 from topobench.agents.discover import discover
@@ -42,19 +44,56 @@ _ARRAY_PAGES = ARRAY_BYTES // 4096
 """A mapping with that many pages is an array, or several side by side."""
 
 
+PARTS = {"classes": ("classes", "two", "cpuset")}
+"""Shapes that are looked at in the guest of another, which has all that they have."""
+
+
 def main() -> None:
-    """Print the document."""
+    """Print the documents, by name."""
     shape = sys.argv[1]
+    parts = PARTS.get(shape, (shape,))
+    found = {}
+    if "cpuset" in parts:  # first: threads of ours would not be in the child
+        found["cpuset"] = _in_cpuset(SHAPES["cpuset"].cpuset, lambda: _document("cpuset"))
+    found |= {part: _document(part) for part in parts if part not in found}
+    print(json.dumps(found))  # noqa: T201
+
+
+def _document(part: str) -> dict[str, Any]:
     topology = discover()
     found: dict[str, Any] = {
         "topology": topology.to_json(),
         "numactl": _ask("numactl", "--hardware"),
-        "lstopo": _ask("lstopo-no-graphics", "--of", "xml", "--filter", "io:all"),
     }
-    if shape in ARMS:
-        found["cells"] = list(_measure(topology, ARMS[shape]))
-    found["jobs"] = run_jobs(shape)
-    print(json.dumps(found))  # noqa: T201
+    if part == "classes":
+        found["lstopo"] = _ask("lstopo-no-graphics", "--of", "xml", "--filter", "io:all")
+    if part in ARMS:
+        found["cells"] = list(_measure(topology, ARMS[part]))
+    found["jobs"] = run_jobs(part)
+    return found
+
+
+def _in_cpuset(settings: Mapping[str, str], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``work`` gives in a child that is confined to that control group."""
+    group = Path("/sys/fs/cgroup/narrow")
+    group.mkdir()
+    for name, value in settings.items():
+        (group / name).write_text(value)
+    read_end, write_end = os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(read_end)
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        with open(write_end, "w") as pipe:
+            json.dump(work(), pipe)
+        os._exit(0)
+    os.close(write_end)
+    with open(read_end) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise RuntimeError(f"the child in the cpuset ended with wait status {status}")
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def _ask(*argv: str) -> str:
