@@ -46,6 +46,8 @@ PULSE_SECONDS = 2.0
 """Between two questions for a sign of life."""
 SILENT_SECONDS = 12.0
 """A host that gave none for so long is lost."""
+MISSED = 3
+"""Questions that a lost host left unanswered; a driver that is late with asking proves nothing."""
 _LOOK_SECONDS = 1.0
 STREAM_SECONDS = 20.0
 """Longest wait for what a host streams, once it has answered."""
@@ -231,6 +233,7 @@ class Pulse:
     def __init__(self, agents: Sequence[RayAgent]) -> None:
         self._asked: dict[Any, RayAgent] = {}
         self._heard = {agent.host.key: time.monotonic() for agent in agents}
+        self._missed = dict.fromkeys(self._heard, 0)
         self._agents = agents
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
@@ -266,11 +269,14 @@ class Pulse:
                 agent.lost = _text(error)
         else:
             self._heard[agent.host.key] = time.monotonic()
+            self._missed[agent.host.key] = 0
 
     def _look(self) -> None:
         for agent in self._agents:
-            silent = time.monotonic() - self._heard[agent.host.key]
-            if silent > SILENT_SECONDS and agent.lost is None:
+            key = agent.host.key
+            self._missed[key] += 1
+            silent = time.monotonic() - self._heard[key]
+            if silent > SILENT_SECONDS and self._missed[key] > MISSED and agent.lost is None:
                 agent.lost = f"no sign of life for {silent:.0f} s (host or network down)"
 
 

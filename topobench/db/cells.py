@@ -17,6 +17,8 @@ from topobench.db.sweeps import SweepRef, load_cells
 from topobench.reading import Arm, Case, Cell, Status
 
 T = TypeVar("T")
+AT_ONCE = 10_000
+"""Cells whose rows are in memory together."""
 
 
 def put_cells(connection: Connection, keys: Keys, ref: SweepRef, cells: Sequence[Cell]) -> None:
@@ -24,13 +26,21 @@ def put_cells(connection: Connection, keys: Keys, ref: SweepRef, cells: Sequence
     new = [c for c in cells if c.id not in ref.cells]
     if not new:
         return
-    series = _series_ids(connection, keys, ref, new)
+    for first in range(0, len(new), AT_ONCE):
+        some = new[first : first + AT_ONCE]
+        _put_some(connection, keys, ref, some, len(ref.cells) + first)
+    ref.cells = load_cells(connection, ref.id)
+
+
+def _put_some(
+    connection: Connection, keys: Keys, ref: SweepRef, cells: Sequence[Cell], position: int
+) -> None:
+    series = _series_ids(connection, keys, ref, cells)
     rows = []
-    for position, (cell, series_id) in enumerate(zip(new, series, strict=True), len(ref.cells)):
-        row = cell_row(cell, sweep_id=ref.id, series_id=series_id, position=position)
+    for number, (cell, series_id) in enumerate(zip(cells, series, strict=True), position):
+        row = cell_row(cell, sweep_id=ref.id, series_id=series_id, position=number)
         rows.append({**row, "path_class": _path_class(ref.places, cell)})
     insert_new(connection, schema.cell, rows)
-    ref.cells = load_cells(connection, ref.id)
 
 
 def stored_cells(connection: Connection, sweep_id: int) -> list[tuple[Cell, int]]:
