@@ -39,23 +39,32 @@ def attend(query: Any, keys: Any, values: Any, scale: float, processors: int) ->
         As ``query``.
     """
     batch, heads, shared, width = query.shape
+    query = query.contiguous()
     rows, tokens = batch * heads, keys[0].shape[2]
-    blocks = triton.cdiv(tokens, BLOCK)
-    parts = min(blocks, max(1, triton.cdiv(PROGRAMS_EACH * processors, rows)))
-    length = triton.cdiv(blocks, parts) * BLOCK
-    parts = triton.cdiv(tokens, length)
+    blocks = _upwards(tokens, BLOCK)
+    parts = min(blocks, _upwards(PROGRAMS_EACH * processors, rows))
+    length = _upwards(blocks, parts) * BLOCK
+    parts = _upwards(tokens, length)
     sums = torch.empty((rows, parts, shared, width), dtype=torch.float32, device=query.device)
     tops = torch.empty((rows, parts, shared, 2), dtype=torch.float32, device=query.device)
     result = torch.empty_like(query)
     scaled = len(keys) == 2
     _PART[(rows, parts)](
         query, keys[0], keys[-1], values[0], values[-1], sums, tops, scale, tokens, length, shared,
-        max(LEAST_ROWS, triton.next_power_of_2(shared)), width, BLOCK, scaled,
+        max(LEAST_ROWS, _power_of_two(shared)), width, BLOCK, scaled,
     )  # fmt: skip
     _JOIN[(rows, shared)](
-        sums, tops, result, parts, shared, triton.next_power_of_2(parts), width,
+        sums, tops, result, parts, shared, _power_of_two(parts), width,
     )  # fmt: skip
     return result
+
+
+def _upwards(amount: int, by: int) -> int:
+    return -(-amount // by)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 def _part(
