@@ -21,8 +21,8 @@ BLOCK = 64
 """Tokens read at once."""
 LEAST_ROWS = 16
 """Of a product in Triton; query heads are filled up to them."""
-PROGRAMS_EACH = 4
-"""Parts for each of the GPU's processors, at least, where the context is long enough."""
+PROGRAMS_EACH, MOST_PARTS = 4, 128
+"""Parts for each of the GPU's processors where the context is long enough; most of one sequence."""
 
 
 def attend(query: Any, keys: Any, values: Any, scale: float, processors: int) -> Any:
@@ -42,7 +42,7 @@ def attend(query: Any, keys: Any, values: Any, scale: float, processors: int) ->
     query = query.contiguous()
     rows, tokens = batch * heads, keys[0].shape[2]
     blocks = _upwards(tokens, BLOCK)
-    parts = min(blocks, _upwards(PROGRAMS_EACH * processors, rows))
+    parts = min(blocks, MOST_PARTS, _upwards(PROGRAMS_EACH * processors, rows))
     length = _upwards(blocks, parts) * BLOCK
     parts = _upwards(tokens, length)
     sums = torch.empty((rows, parts, shared, width), dtype=torch.float32, device=query.device)
