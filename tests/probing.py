@@ -166,6 +166,10 @@ def _rank(
         publish=publish,
         wait=lambda: str(addresses.get(timeout=GANG_SECONDS)),
     )
+    if not devices:  # as a worker does: ranks do not take each other's CPUs
+        import torch
+
+        torch.set_num_threads(context.binding.threads)
     if fault and rank == ranks - 1:
         _break(fault)
     outcomes: list[Any] = []
