@@ -57,6 +57,7 @@ def arms_section(cells: Sequence[Cell]) -> Iterator[RenderableType]:
 
 def _row(kind: Kind, found: Sequence[ArmEffect]) -> list[str]:
     probe, metric, arm, reference = kind
+    what = metric if metric.startswith(probe) else f"{probe} {metric}"
     decided = [e for e in found if e.found.lo is not None]
     worst = max(decided or found, key=lambda e: abs(e.found.effect_ratio)).found
     seen = [e.found.mde for e in found if e.found.mde is not None]
@@ -64,7 +65,7 @@ def _row(kind: Kind, found: Sequence[ArmEffect]) -> list[str]:
     if worst.lo is not None and worst.hi is not None:
         ends = f"{100 * worst.lo:+.1f}..{100 * worst.hi:+.1f} %"
     return [
-        f"{clean(probe)} {metric}",
+        clean(what),
         clean(arm),
         clean(reference),
         found_text(found),

@@ -136,17 +136,16 @@ def _works(
 ) -> dict[Bound, list[str]]:
     """Probes and sizes by what bounds them on the first GPU that knows."""
     classes: dict[tuple[str, str], Bound] = {}
-    sizes: dict[tuple[Bound, str], list[int]] = defaultdict(list)
+    sizes: dict[tuple[Bound, str], list[DeviceFigure]] = defaultdict(list)
     for figure in figures:
         roof = roofs.get((figure.host, figure.devices[0]))
         work = roofline.work_of(figure.probe, figure.params)
         bound = roofline.bound_of(work, roof) if work and roof else None
-        size = figure.params.get("bytes")
-        name = _work_name(figure)
+        name, size = _work_name(figure), _size_of(figure)
         if bound is None or (name, str(size)) in classes:
             continue
         classes[name, str(size)] = bound
-        sizes[bound, name] += [size] if isinstance(size, int) else []
+        sizes[bound, name].append(figure)
     return {
         bound: [f"{n}{_sizes_text(found)}" for (b, n), found in sizes.items() if b is bound]
         for bound in Bound
@@ -155,16 +154,25 @@ def _works(
 
 
 def _work_name(figure: DeviceFigure) -> str:
-    keys = ("op", "direction", "shape", "sequence", "dtype", "size", "mode")
+    keys = ("op", "direction", "shape", "dtype", "size", "mode")
     words = [clean(figure.params[k]) for k in keys if figure.params.get(k) is not None]
     return " ".join([clean(figure.probe), *words])
 
 
-def _sizes_text(sizes: Sequence[int]) -> str:
+def _size_of(figure: DeviceFigure) -> int | None:
+    """Bytes that it moves, or tokens of its prompt."""
+    size = figure.params.get("bytes", figure.params.get("sequence"))
+    return size if isinstance(size, int) else None
+
+
+def _sizes_text(figures: Sequence[DeviceFigure]) -> str:
+    """`` 4 KiB to 1 MiB``, `` 512 to 8192 tokens``."""
+    sizes = [s for f in figures if (s := _size_of(f)) is not None]
     if not sizes:
         return ""
-    ends = [format_bytes(s) for s in (min(sizes), max(sizes))]
-    return f" {ends[0]}" if ends[0] == ends[1] else f" {ends[0]} to {ends[1]}"
+    of_bytes = "bytes" in figures[0].params
+    ends = [format_bytes(s) if of_bytes else str(s) for s in (min(sizes), max(sizes))]
+    return f" {' to '.join(dict.fromkeys(ends))}" + ("" if of_bytes else " tokens")
 
 
 def _worst_of_each_path(found: Sequence[Contention]) -> list[Contention]:
@@ -199,8 +207,7 @@ def shared_text(loss: Contention) -> str:
 
 def work_text(figure: DeviceFigure) -> str:
     """``host_to_device h2d 64 MiB``."""
-    size = figure.params.get("bytes")
-    return _work_name(figure) + (f" {format_bytes(size)}" if isinstance(size, int) else "")
+    return _work_name(figure) + _sizes_text([figure])
 
 
 def _deviation_text(found: Deviation, places: Places) -> str:

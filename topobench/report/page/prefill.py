@@ -8,7 +8,7 @@ from typing import Any
 from topobench import prefill_curves
 from topobench.prefill_curves import Curve
 from topobench.report.page import plots
-from topobench.report.page.parts import Figure, Head, Part, Table
+from topobench.report.page.parts import Figure, Head, Paragraph, Part, Table
 from topobench.report.prefill_text import COLUMNS, MEANING, knee_rows
 from topobench.report.records import Places
 from topobench.report.safe import clean
@@ -44,11 +44,13 @@ def prefill(name: str, cells: Sequence[Cell], places: Places) -> Iterator[Part]:
         },
         table=_table(shown, lengths),
     )
+    yield Paragraph(MEANING, "dim")
     heads = [Head(" ".join(c.title.split("\n")), c.number) for c in COLUMNS]
-    rows = list(knee_rows(curves, cells, places))
-    yield Table([*heads, Head("because")], [
-        [*row, curve.knee.reason] for row, curve in zip(rows, curves, strict=True)
-    ], caption=f"Knees. {MEANING}").limited()  # fmt: skip
+    rows = [
+        [*row, curve.knee.reason]
+        for row, curve in zip(knee_rows(curves, cells, places), curves, strict=True)
+    ]
+    yield Table([*heads, Head("because")], rows, caption="Knees").limited()
 
 
 def _traces(kind: str, curve: Curve, number: int) -> Iterator[dict[str, Any]]:
