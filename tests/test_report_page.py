@@ -20,6 +20,7 @@ import sights
 from topobench import cli
 from topobench.db.store import Store
 from topobench.errors import UsageError
+from topobench.reading import Scalar
 from topobench.report.page import Sight, render_report
 from topobench.report.page.page import asset
 from topobench.roofline import work_of
@@ -336,7 +337,8 @@ def test_prefill_is_drawn_with_its_knee() -> None:
 
 def test_prefill_lies_under_the_roofs_that_its_sweep_measured() -> None:
     gpu = documents.gpu_uuid("gpu01", 0)
-    params = {"shape": "llama3-8b", "sequence": 2048, "batch": 1, "dtype": "bf16"}
+    params: dict[str, Scalar] = {"shape": "llama3-8b", "sequence": 2048, "batch": 1}
+    params["dtype"] = "bf16"
     flop = documents.reading("flop_per_second", 5e14, unit="FLOP/s")
     cells = [
         documents.cell("prefill", [flop], params=params, devices=[gpu]),
