@@ -53,9 +53,9 @@ from topobench.reading import Metric, Reading, ReasonCode
 from topobench.units import format_bytes
 
 CONTEXT_ON = (2048, 256)
-ASSUMED_BYTES_PER_SECOND = 3e12
+ASSUMED_BYTES_PER_SECOND = 3.6e12
 """Of a large GPU's memory, for estimates."""
-LEAST_STEP_SECONDS = 2e-3
+LEAST_STEP_SECONDS = 5e-4
 
 
 @dataclass(frozen=True, slots=True)
