@@ -22,6 +22,7 @@ from topobench.report import (
     prefill_text,
     problems,
     records,
+    shared_text,
 )
 from topobench.report.conditions import conditions_section
 from topobench.report.figures import UNKNOWN
@@ -82,6 +83,7 @@ def _parts(
     yield from section("VERDICTS", verdicts_section(verdicts, hosts))
     yield from section("MEASURED", _measured(cells, places))
     yield from section("PREFILL", prefill_text.knees_section(cells, places))
+    yield from section("SEVERAL GPUS", shared_text.shared_section(cells, places))
     yield from section("ARMS", arms_text.arms_section(cells))
     yield from section("COLLECTIVES", collectives_section(cells, places))
     yield from section("ROOFLINE", gpu_limits.roofline_section(cells, places))

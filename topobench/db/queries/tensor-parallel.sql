@@ -1,0 +1,103 @@
+-- title: Prefill over several GPUs
+-- answers: What do more GPUs gain a prompt, what do all-reduces cost, and was that to be expected?
+-- param host text = %: hosts whose name matches this LIKE pattern
+-- param model text = %: shapes whose name matches this LIKE pattern
+-- param source text = probe: of whom; import:% for imported results, % for all
+-- param since time = 30d: only what was measured since
+-- param now moment = now: ages are counted up to here
+-- alone_seconds: the same case on one GPU in the same sweep, bound alike if it was (mean over the
+-- GPUs; alone_at_once = all: each did it while the others did). Shares of the all-reduces: by
+-- events between stages, and by a pass without them. predicted_seconds = alone_seconds / tp +
+-- n_all_reduces x (alpha + bytes / beta), by the line between the same GPUs in the same sweep.
+WITH prompts AS (
+    SELECT
+        v.*,
+        replace(
+            replace(
+                replace(params, '"tensor_parallel":' || CAST(tp AS text), '"tensor_parallel":*'),
+                '"at_once":"one"', '"at_once":*'
+            ),
+            '"at_once":"all"', '"at_once":*'
+        ) AS rest,
+        CASE WHEN params LIKE '%"at_once":"all"%' THEN 'all' ELSE 'one' END AS at_once
+    FROM v_prefill v
+    WHERE measured_at >= :since AND host LIKE :host AND model LIKE :model
+        AND source LIKE :source AND device_seconds > 0
+), details AS (
+    SELECT
+        series_id, sweep,
+        max(CASE WHEN metric = 'communication_share_ratio' AND point LIKE '%events%'
+            THEN median END) AS events_share_ratio,
+        max(CASE WHEN metric = 'communication_share_ratio' AND point LIKE '%twin%'
+            THEN median END) AS twin_share_ratio,
+        max(CASE WHEN metric = 'all_reduce_bytes' THEN median END) AS message_bytes,
+        max(CASE WHEN metric = 'all_reduce_count' THEN median END) AS n_all_reduces
+    FROM v_latest
+    WHERE probe = 'prefill' AND metric IN (
+        'communication_share_ratio', 'all_reduce_bytes', 'all_reduce_count'
+    )
+    GROUP BY series_id, sweep
+), alone AS (
+    SELECT
+        p.series_id, p.sweep, one.device_seconds, one.at_once,
+        rank() OVER (
+            PARTITION BY p.series_id, p.sweep
+            ORDER BY
+                CASE WHEN one.at_once = 'one' THEN 0 ELSE 1 END,
+                CASE WHEN one.binding = p.binding THEN 0 ELSE 1 END,
+                one.arm
+        ) AS place
+    FROM prompts p
+    JOIN prompts one
+        ON one.tp = 1 AND one.rest = p.rest AND one.host_key = p.host_key
+        AND one.cluster = p.cluster AND one.sweep = p.sweep AND one.source = p.source
+        AND one.synthetic = p.synthetic
+    WHERE p.tp > 1
+), single AS (
+    SELECT
+        series_id, sweep, avg(device_seconds) AS alone_seconds, max(at_once) AS alone_at_once
+    FROM alone
+    WHERE place = 1
+    GROUP BY series_id, sweep
+), lines AS (
+    SELECT
+        p.series_id, p.sweep, f.alpha_seconds, f.beta_bytes_per_second, f.smallest_bytes,
+        f.largest_bytes,
+        row_number() OVER (
+            PARTITION BY p.series_id, p.sweep
+            ORDER BY
+                CASE WHEN f.params LIKE '%"mode":%' AND f.params NOT LIKE '%"mode":"queued"%'
+                    THEN 1 ELSE 0 END,
+                f.subject
+        ) AS place
+    FROM prompts p
+    JOIN v_fit f
+        ON f.op = 'all_reduce' AND f.sweep = p.sweep AND f.host_key = p.host_key
+        AND f.n_ranks = p.tp AND f.arm = p.arm AND f.source = p.source
+        AND coalesce(f.devices, '') = coalesce(p.devices, '')
+    WHERE p.tp > 1
+), expected AS (
+    SELECT
+        p.*, d.events_share_ratio, d.twin_share_ratio, d.message_bytes, d.n_all_reduces,
+        s.alone_seconds, s.alone_at_once,
+        CASE WHEN d.message_bytes BETWEEN l.smallest_bytes AND l.largest_bytes THEN
+            s.alone_seconds / p.tp
+            + d.n_all_reduces * (l.alpha_seconds + d.message_bytes / l.beta_bytes_per_second)
+        END AS predicted_seconds
+    FROM prompts p
+    LEFT JOIN details d ON d.series_id = p.series_id AND d.sweep = p.sweep
+    LEFT JOIN single s ON s.series_id = p.series_id AND s.sweep = p.sweep
+    LEFT JOIN lines l ON l.series_id = p.series_id AND l.sweep = p.sweep AND l.place = 1
+    WHERE p.tp > 1
+)
+SELECT
+    cluster, host, devices, model, batch, seq_len, dtype, tp, arm, n_processes, n,
+    device_seconds, alone_seconds, alone_at_once,
+    alone_seconds / device_seconds AS speed_up_ratio,
+    alone_seconds / device_seconds / tp AS efficiency_ratio,
+    events_share_ratio, twin_share_ratio, message_bytes, n_all_reduces, predicted_seconds,
+    predicted_seconds / device_seconds - 1 AS error_ratio,
+    tokens_per_second, tokens_per_second_ci_lo, tokens_per_second_ci_hi, ci_level, params,
+    :now - measured_unix_seconds AS age_seconds, sweep, source, synthetic
+FROM expected
+ORDER BY cluster, host, model, dtype, batch, seq_len, params, tp, devices, arm
