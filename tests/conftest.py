@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,12 +58,50 @@ def postgres_url(postgres_server: Server) -> str:
     return postgres_server.new_database(f"t{uuid.uuid4().hex[:12]}")
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+
+
+@pytest.fixture(params=BOTH)
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database; each test runs on both engines."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/topobench.db"
     url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
+@pytest.fixture(scope="session")
+def made_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store without content, to be copied: to make each one is a large part of its test."""
+    from topobench.db.store import Store
+
+    path = tmp_path_factory.mktemp("made") / "topobench.db"
+    Store.open(f"sqlite:///{path}").close()
+    return path
+
+
+@pytest.fixture(scope="session")
+def made_database(postgres_server: Server) -> str:
+    """The same as a database of the session's server; its name."""
+    from topobench.db.store import Store
+
+    Store.open(postgres_server.new_database("made")).close()
+    return "made"
+
+
+@pytest.fixture
+def postgres_store_url(postgres_server: Server, made_database: str) -> str:
+    """A store without content of this test's own, in PostgreSQL."""
+    return postgres_server.new_database(f"t{uuid.uuid4().hex[:12]}", template=made_database)
+
+
+@pytest.fixture(params=BOTH)
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a store without content; each test runs on both engines."""
+    if request.param == "sqlite":
+        shutil.copyfile(request.getfixturevalue("made_file"), tmp_path / "topobench.db")
+        return f"sqlite:///{tmp_path}/topobench.db"
+    url: str = request.getfixturevalue("postgres_store_url")
     return url
 
 

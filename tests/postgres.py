@@ -27,10 +27,10 @@ class Server:
         """A connection as superuser."""
         return psycopg.connect(host=self.socket, user="postgres", dbname=database, autocommit=True)
 
-    def new_database(self, name: str) -> str:
-        """Make a database; returns its URL for the role ``writer``."""
+    def new_database(self, name: str, template: str = "template1") -> str:
+        """Make a database as a copy of another; returns its URL for the role ``writer``."""
         with self.admin() as connection:
-            connection.execute(f"CREATE DATABASE {name} OWNER writer")
+            connection.execute(f"CREATE DATABASE {name} OWNER writer TEMPLATE {template}")
         return self.url(name)
 
     def url(self, database: str, user: str = "writer") -> str:

@@ -29,10 +29,11 @@ def url(store_url: str) -> str:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path: Path, made_file: Path) -> Path:
     """A SQLite store with one reading, closed."""
     path = tmp_path / "store" / "topobench.db"
     path.parent.mkdir()
+    shutil.copyfile(made_file, path)
     planned = cell()
     with Store.open(f"sqlite:///{path}") as store:
         begin(store, planned)
@@ -128,27 +129,27 @@ def test_sqlite_refuses_every_way_to_write(file: Path, tmp_path: Path, text: str
 @pytest.mark.postgres
 @pytest.mark.parametrize("text", POSTGRES_WRITES)
 def test_postgresql_refuses_every_way_to_write(
-    postgres_url: str, postgres_server: Server, tmp_path: Path, text: str
+    postgres_store_url: str, postgres_server: Server, tmp_path: Path, text: str
 ) -> None:
     """With the role that owns the tables, which could write in its own sessions."""
     other = postgres_server.folder / "written"  # where the server itself could write
     planned = cell()
-    with Store.open(postgres_url) as store:
+    with Store.open(postgres_store_url) as store:
         begin(store, planned)
         store.put_run(run(planned, reading(2.0)))
     with pytest.raises(UsageError):
-        run_sql(postgres_url, text.format(other=other))
+        run_sql(postgres_store_url, text.format(other=other))
     assert not other.exists()
-    assert run_sql(postgres_url, "SELECT count(*) FROM run").rows == ((1,),)
+    assert run_sql(postgres_store_url, "SELECT count(*) FROM run").rows == ((1,),)
 
 
 @pytest.mark.postgres
 def test_a_superuser_is_refused_with_the_lines_that_help(
-    postgres_server: Server, postgres_url: str
+    postgres_server: Server, postgres_store_url: str
 ) -> None:
     """Its SELECT could read files of the server, whatever transaction it is in."""
-    Store.open(postgres_url).close()
-    database = postgres_url.split("@/")[1].split("?")[0]
+    Store.open(postgres_store_url).close()
+    database = postgres_store_url.split("@/")[1].split("?")[0]
     admin = postgres_server.url(database, user="postgres")
     with pytest.raises(StoreError, match="free SQL is refused") as refused:
         run_sql(admin, "SELECT pg_read_file('/etc/passwd')")
@@ -157,10 +158,10 @@ def test_a_superuser_is_refused_with_the_lines_that_help(
 
 @pytest.mark.postgres
 def test_a_superuser_s_question_is_asked_by_the_reading_role_if_there_is_one(
-    postgres_server: Server, postgres_url: str
+    postgres_server: Server, postgres_store_url: str
 ) -> None:
-    Store.open(postgres_url).close()
-    database = postgres_url.split("@/")[1].split("?")[0]
+    Store.open(postgres_store_url).close()
+    database = postgres_store_url.split("@/")[1].split("?")[0]
     admin = postgres_server.url(database, user="postgres")
     with postgres_server.admin(database) as connection:
         connection.execute(MAKE_ROLE.encode())

@@ -573,20 +573,20 @@ def test_a_summary_without_samples_is_stored(store_url: str) -> None:
         assert store.sweep_document()["cells"][0]["readings"][0]["n"] == 20
 
 
-def test_the_schema_is_what_the_migrations_make(store_url: str) -> None:
+def test_the_schema_is_what_the_migrations_make(empty_url: str) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
-    with Store.open(store_url) as store, store.engine.connect() as connection:
+    with Store.open(empty_url) as store, store.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         found = compare_metadata(context, schema.metadata)
         assert [d for d in found if "comment" not in str(d)] == []  # those come from a page
 
 
-def test_opening_again_changes_nothing(store_url: str) -> None:
-    with Store.open(store_url) as store:
+def test_opening_again_changes_nothing(empty_url: str) -> None:
+    with Store.open(empty_url) as store:
         before = rows(store, "SELECT * FROM store_info ORDER BY key")
-    with Store.open(store_url) as store:
+    with Store.open(empty_url) as store:
         assert rows(store, "SELECT * FROM store_info ORDER BY key") == before
         assert migrate.current(store.engine) == schema.REVISION
 
@@ -600,19 +600,19 @@ def _open_and_store(url: str, barrier: Any, times: int) -> None:
             store.put_run(run(planned, reading(1.0)))
 
 
-def test_eight_processes_create_and_write_one_store(store_url: str) -> None:
+def test_eight_processes_create_and_write_one_store(empty_url: str) -> None:
     """Nobody fails because another was first, nothing is lost or doubled."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(8)
     writers = [
-        context.Process(target=_open_and_store, args=(store_url, barrier, 50)) for _ in range(8)
+        context.Process(target=_open_and_store, args=(empty_url, barrier, 50)) for _ in range(8)
     ]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join(timeout=240)
     assert [w.exitcode for w in writers] == [0] * 8
-    with Store.open(store_url) as store:
+    with Store.open(empty_url) as store:
         (found,) = rows(store, "SELECT count(*) AS n, count(DISTINCT uuid) AS d FROM run")
         assert found == {"n": 400, "d": 400}
         assert count(store, "reading") == 400
