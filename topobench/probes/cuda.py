@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from topobench.errors import ProbeError, ProbeUnavailable
@@ -106,7 +107,8 @@ def captured(torch: Any, enqueue: Enqueue, count: int) -> Enqueue:
     The same operations as a CUDA graph: one launch replays ``count`` of them.
 
     Everything runs once before, because a kernel's first use cannot be captured. The graph
-    keeps the addresses of the buffers it was made with.
+    has only the addresses of the buffers it was made with, so what enqueues is kept as long as
+    the replays are: memory that is gone could be read.
 
     Args:
         enqueue: Must neither wait for the device nor use memory of the host that changes.
@@ -114,21 +116,46 @@ def captured(torch: Any, enqueue: Enqueue, count: int) -> Enqueue:
     Returns:
         Enqueues a number of replays, each of ``count`` operations.
     """
-    side = torch.cuda.Stream()
+    side = side_stream(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         enqueue(count)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     # NCCL's own thread asks for events meanwhile, which would spoil a capture of all threads.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
         enqueue(count)
+    return Replay(graph, enqueue)
 
-    def replay(times: int) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """
+    Enqueues replays of a graph.
+
+    Args:
+        enqueued: What the graph recorded, with all that it reads and writes.
+    """
+
+    graph: Any
+    enqueued: Enqueue
+
+    def __call__(self, times: int) -> None:
+        """Enqueue so many replays."""
         for _ in range(times):
-            graph.replay()
+            self.graph.replay()
 
-    return replay
+
+@functools.cache
+def side_stream(device: int) -> Any:
+    """
+    The stream of a GPU on which all graphs are made.
+
+    torch keeps 32 MiB of work space for cuBLAS on each stream that ever multiplied.
+    """
+    import torch
+
+    return torch.cuda.Stream(device)
 
 
 @functools.cache
