@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from topobench import prefill_curves
+from topobench import prefill_curves, prefill_shared
 from topobench.prefill_curves import Curve
+from topobench.report import shared_text
 from topobench.report.page import plots
 from topobench.report.page.parts import Figure, Head, Paragraph, Part, Table
 from topobench.report.prefill_text import COLUMNS, MEANING, knee_rows
@@ -51,6 +52,18 @@ def prefill(name: str, cells: Sequence[Cell], places: Places) -> Iterator[Part]:
         for row, curve in zip(knee_rows(curves, cells, places), curves, strict=True)
     ]
     yield Table([*heads, Head("because")], rows, caption="Knees").limited()
+    yield from _shared(cells, places)
+
+
+def _shared(cells: Sequence[Cell], places: Places) -> Iterator[Part]:
+    """A table of the models that GPUs share."""
+    found = prefill_shared.shared(cells)
+    if found:
+        words = " ".join([shared_text.MEANING, *shared_text.remarks(found)])
+        yield Paragraph(words, "dim")
+        heads = [Head(" ".join(c.title.split("\n")), c.number) for c in shared_text.COLUMNS]
+        rows = [list(row) for row in shared_text.shared_rows(found, places)]
+        yield Table(heads, rows, caption="Several GPUs").limited()
 
 
 def _traces(kind: str, curve: Curve, number: int) -> Iterator[dict[str, Any]]:
