@@ -33,6 +33,7 @@ def test_a_killed_driver_leaves_no_process_and_loses_no_committed_run(
         assert gone_within(5, driver.pid, job.sweeps()) == []
         assert seen <= job.committed()
         check_store(job)
+    assert "driver_gone: sweep" in job.run("report").stdout
     final = job.run("probe", *MANY[:4], "--set", "host_memory.bytes=8M")
     assert final.returncode == 0, final.stderr
     states = [row[0] for row in job.rows("SELECT status FROM sweep ORDER BY id")]
