@@ -49,6 +49,14 @@ PROMPTS = {
     ("fp8", 2048): (36_000.0, 0.05),
 }
 """Precision and tokens -> tokens per second and numeric error."""
+STEPS = {
+    ("bf16", 1, 2048): (0.004, 0.95, 0.01),
+    ("bf16", 32, 8192): (0.012, 0.96, 0.05),
+    ("fp8", 32, 8192): (0.009, 0.45, 0.07),
+    ("fp8", 1, 128): (0.005, 0.3, 0.01),
+    ("int8", 128, 2048): (0.020, 0.4, 0.6),
+}
+"""Cache, sequences and tokens -> seconds of a step, its share of memory and of products."""
 
 
 def copy_speed(key: str, day: int = 2) -> float:
@@ -74,12 +82,13 @@ def governor(key: str) -> str:
 
 
 def fill(store: Store) -> dict[str, str]:
-    """Store the fleet; returns the UUIDs of its sweeps: first, second, rings, gangs, prefill."""
+    """Store the fleet; returns the UUIDs of its sweeps by what they are for."""
     made = {
         "first": _night(store, 2),
         "rings": _rings(store),
         "gangs": _gangs(store),
         "prefill": _prefill(store),
+        "decode": _decode(store),
         "second": _night(store, 3),
     }
     _judge(store)
@@ -285,6 +294,28 @@ def _prefill(store: Store) -> str:
     sweep = begin(store, *cells, hosts=_hosts(OLD, ["h01"]), day=2, profile="full", tag="prefill")
     for made, readings in planned:
         store.put_run(_run(made, *readings, key="h01", day=2, second=120))
+    store.end_sweep(sweep, "done", ended_at=at(600))
+    return sweep
+
+
+def _decode(store: Store) -> str:
+    """Steps of a model by context, batch and type of the cache."""
+    planned: list[tuple[Cell, Any]] = []
+    for (kept, batch, context), (seconds, memory, products) in STEPS.items():
+        params: dict[str, Scalar] = {"context": context, "batch": batch, "kv_dtype": kept}
+        params |= {"shape": "llama3-8b", "dtype": "bf16", "mode": "graph"}
+        found = (
+            reading(seconds, metric="tpot_seconds"),
+            reading(batch / seconds, metric="tokens_per_second"),
+            reading(memory, metric="mbu_measured_ratio"),
+            reading(products, metric="mfu_measured_ratio"),
+        )
+        made = cell(host="h01", probe="decode", params=params, devices=["h01-GPU-0"])
+        planned.append((made, found))
+    cells = [c for c, _ in planned]
+    sweep = begin(store, *cells, hosts=_hosts(OLD, ["h01"]), day=2, profile="full", tag="decode")
+    for made, readings in planned:
+        store.put_run(_run(made, *readings, key="h01", day=2, second=180))
     store.end_sweep(sweep, "done", ended_at=at(600))
     return sweep
 

@@ -226,6 +226,28 @@ def test_prefill_by_length_follows_one_curve(fleet: Fleet) -> None:
     assert (rows[0]["tokens_per_second_ci_lo"], rows[0]["ci_level"]) == (near(8910.0), "within")
 
 
+def test_steps_are_told_by_context_batch_and_cache_with_what_bounds_them(fleet: Fleet) -> None:
+    """One sequence of a narrow cache has no partner at its batch; it is held against nothing."""
+    rows = fleet.ask("decode")
+    columns = ("kv_dtype", "batch", "seq_len", "tpot_seconds", "speed_ratio", "bound_by")
+    assert sorted(pick(rows, *columns), key=str) == sorted(
+        [
+            ("bf16", 1, 2048, 0.004, 1.0, "memory"),
+            ("bf16", 32, 8192, 0.012, 1.0, "memory"),
+            ("fp8", 32, 8192, 0.009, near(12 / 9), "neither"),
+            ("fp8", 1, 128, 0.005, None, "neither"),
+            ("int8", 128, 2048, 0.02, None, "arithmetic"),
+        ],
+        key=str,
+    )
+    (narrow,) = [r for r in rows if (r["kv_dtype"], r["batch"]) == ("fp8", 32)]
+    assert (narrow["tokens_per_second"], narrow["of_memory_ratio"]) == (near(32 / 0.009), 0.45)
+    assert narrow["tpot_seconds_ci_lo"] < 0.009 < narrow["tpot_seconds_ci_hi"]
+    against = fleet.ask("decode", reference="fp8")
+    wide = [r["speed_ratio"] for r in against if r["kv_dtype"] == "bf16"]
+    assert sorted(wide, key=str) == [near(9 / 12), None]
+
+
 def test_precisions_stand_beside_what_they_get_wrong(fleet: Fleet) -> None:
     rows = {(r["seq_len"], r["dtype"]): r for r in fleet.ask("prefill-by-precision")}
     quick = rows[2048, "fp8"]
