@@ -234,6 +234,82 @@ def test_samples_end_at_n_max() -> None:
     assert len(timed.samples) - timed.warmups == 57
 
 
+class Load:
+    """A GPU whose clock settles under load and swings once its power reached the limit."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.now = 0.0
+        self.load = 0.0
+        self.most = 0.0
+        self.pauses: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.load = 0.0
+        self.pauses.append(seconds)
+
+    def run(self) -> float:
+        took = self.seconds * (0.9 if self.load < 0.15 else 1.0 if self.load < 0.8 else 1.2)
+        self.now += took
+        self.load += took
+        self.most = max(self.most, self.load)
+        return took
+
+
+def bursts(seconds: float) -> tuple[Timed, Load]:
+    load = Load(seconds)
+    sampler = timing.Bursts(0.0, max(0.5, 3 * seconds), clock=load.clock, sleep=load.sleep)
+    while not sampler.done():
+        sampler.add(load.run())
+    return sampler.timed(), load
+
+
+@pytest.mark.parametrize(
+    ("seconds", "counted", "pauses"), [(0.048, 7, 1), (0.1, 6, 2), (0.215, 6, 3), (0.008, 44, 0)]
+)
+def test_bursts_count_what_lies_between_settling_and_the_power_limit(
+    seconds: float, counted: int, pauses: int
+) -> None:
+    """Too few samples in one burst are made up for by others, each after a pause."""
+    timed, load = bursts(seconds)
+    assert set(timed.samples[timed.warmups :]) == {seconds}
+    assert len(timed.samples) - timed.warmups == counted
+    assert len([p for p in load.pauses if p]) == pauses
+    assert timed.stop_reason == "budget"
+    assert load.most <= timing.BURST_SECONDS + 1e-9
+
+
+def test_samples_too_long_for_a_burst_each_follow_a_pause() -> None:
+    timed, load = bursts(0.5)
+    assert timed.samples == (0.45,) * 7  # each begins at the high clock
+    assert timed.warmups == 1
+    assert load.pauses == [timing.PAUSE_SECONDS] * 6
+
+
+def test_the_estimate_of_bursts_is_near_what_they_take() -> None:
+    for seconds in (0.048, 0.1, 0.3, 1.2):
+        told = timing.bursts_seconds(seconds, seconds, max(0.5, 3 * seconds))
+        assert bursts(seconds)[1].now == pytest.approx(told, rel=0.15), seconds
+
+
+def test_values_beside_bursts_are_put_in_their_order() -> None:
+    """Warm-ups of later bursts stand before what counts of earlier ones, with their ends."""
+    load = Load(0.215)
+    sampler = timing.Bursts(0.0, 0.645, clock=load.clock, sleep=load.sleep)
+    values = []
+    while not sampler.done():
+        values.append(load.run())
+        sampler.add(values[-1])
+    timed = sampler.timed()
+    assert sampler.arranged(values) == timed.samples != tuple(values)
+    assert sorted(timed.ends) == sampler.ends != list(timed.ends)
+    assert sampler.arranged([*values, 9.9]) == timed.samples
+
+
 def test_no_sample_is_untimeable() -> None:
     with pytest.raises(ProbeError, match="untimeable"):
         Sampler(0.01, 1.0).timed()

@@ -24,9 +24,12 @@ from topobench.probes.driver import Driver
 from topobench.probes.host_memory import available_bytes
 from topobench.probes.protocol import WorkerContext
 from topobench.probes.timing import (
+    PAUSE_SECONDS,
     QUEUE_MAX,
     SAMPLE_SECONDS,
+    SHORT_SECONDS,
     SPIN_MAX_SECONDS,
+    Bursts,
     Sampler,
     behind_spin,
     wall,
@@ -205,35 +208,37 @@ class Gpu:
         return self._queue.between(start, end)
 
     def times(self, call: Call, budget_seconds: float) -> tuple[Figures, str]:
-        """Behind a spin; where none outlasts the launches, between events alone."""
+        """Behind a spin; where none outlasts the launches, between events; in bursts of load."""
         once = max(self._site.gather(self.once(call)))
         count = min(QUEUE_MAX, max(1, round(SAMPLE_SECONDS / once)))
-        budget_seconds = max(budget_seconds, self._least_passes() * once)
-        sampler = Sampler(stats.BANDWIDTH_TOLERANCE, budget_seconds)
+        budget_seconds = max(budget_seconds, self._least_passes(once) * once)
+        sampler = Bursts(stats.BANDWIDTH_TOLERANCE, budget_seconds)
         try:
-            return self._site.queued(lambda n: _repeat(call, n), count, sampler), "queued"
+            segments = device_work.segments_of(once)
+            figures = self._site.queued(lambda n: _repeat(call, n), count, sampler, segments)
+            return figures, "queued"
         except ProbeError as error:
             if error.code != ReasonCode.UNTIMEABLE or self._site.group is not None:
                 raise
-        sampler = Sampler(stats.BANDWIDTH_TOLERANCE, budget_seconds)
+        sampler = Bursts(stats.BANDWIDTH_TOLERANCE, budget_seconds)
         while not sampler.done():
             sampler.add(self.once(call))
         return Figures(sampler.timed()), "events"
 
     def walls(self, call: Call, budget_seconds: float) -> Figures:
-        """Of several GPUs, while all do the same."""
+        """Of several GPUs, while all do the same; in bursts of load."""
         once = max(self._site.gather(wall(call)))
-        budget_seconds = max(budget_seconds, self._least_passes() * once)
-        return self._site.called(call, Sampler(stats.LATENCY_TOLERANCE, budget_seconds))
+        budget_seconds = max(budget_seconds, self._least_passes(once) * once)
+        return self._site.called(call, Bursts(stats.LATENCY_TOLERANCE, budget_seconds))
 
     def stages(self, run: Callable[[Mark], Any]) -> dict[str, list[float]] | None:
-        """Events between the stages, all behind one spin; None if no spin outlasts them."""
+        """After a pause, events between the stages, behind a spin; None if none outlasts them."""
         found: dict[str, list[float]] = {}
-        run(lambda stage: None)
-        self.wait()
+        once = max(self.gather(self.once(lambda: run(lambda stage: None))))
         launching = wall(lambda: run(lambda stage: self._queue.mark()))
         self.wait()
         spin = min(3 * launching, SPIN_MAX_SECONDS)
+        time.sleep(PAUSE_SECONDS if once >= SHORT_SECONDS else 0.0)
         for _ in range(PASSES):
             marks = Marks(self._queue.mark)
             enqueue = functools.partial(_enqueue_marked, marks, run)
@@ -253,7 +258,8 @@ class Gpu:
         """Kernels of the CUDA graph that records the call."""
         try:
             graph = self.torch.cuda.CUDAGraph(keep_graph=True)
-            with self.torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            stream = cuda.side_stream(self.torch.cuda.current_device())
+            with self.torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 call()
             return Driver().graph_kernels(graph.raw_cuda_graph())
         except (TypeError, RuntimeError, ProbeError):
@@ -290,9 +296,9 @@ class Gpu:
         memory = self.torch.cuda
         return int(memory.max_memory_allocated()), int(memory.max_memory_reserved())
 
-    def _least_passes(self) -> int:
+    def _least_passes(self, once: float) -> int:
         """A budget of so many passes lets long ones be sampled enough: a lap, of several GPUs."""
-        return device_work.SEGMENTS if self._site.group else LEAST_PASSES
+        return device_work.segments_of(once) if self._site.group else LEAST_PASSES
 
 
 class Cpus:

@@ -113,7 +113,8 @@ def race(group: Group, lap: Lap, sampler: Sampler, *, lead_seconds: float = 0.0)
         return None
     total = sampler.timed()
     by_rank = (
-        replace(total, samples=tuple(1 / r for r in column)) for column in zip(*rates, strict=True)
+        replace(total, samples=sampler.arranged([1 / r for r in column]))
+        for column in zip(*rates, strict=True)
     )
     return Race(total, tuple(by_rank), discarded, tuple(sorted(uneven)))
 

@@ -387,7 +387,7 @@ class Rounds:
                     break
         self._group.agree([_STOP, 0])
         slowest = sampler.timed(count)
-        by_rank = (replace(slowest, samples=tuple(r)) for r in rows)
+        by_rank = (replace(slowest, samples=sampler.arranged(r)) for r in rows)
         return GangTimes(slowest, tuple(by_rank), self.discarded)
 
     def _samples_a_round(self, count: int, sampler: Sampler) -> int:

@@ -21,7 +21,7 @@ from topobench.probes.bench import BENCH
 from topobench.probes.decode_case import DEVICE_SECONDS, WALL_SECONDS, Case, roofs_of, told
 from topobench.probes.decode_step import SPLIT, Decoder
 from topobench.probes.decode_work import KEPT, Kept, flop, footprint, read_bytes
-from topobench.probes.device_work import SEGMENTS
+from topobench.probes.device_work import segments_of
 from topobench.probes.footprint import Footprint
 from topobench.probes.forward import MODES, compiler
 from topobench.probes.metrics import FLOP
@@ -154,14 +154,15 @@ class Decode:
         shape = shape_of(ON_GPUS if self.shape == AUTO else self.shape)
         precision, kept = PRECISIONS[self.dtype], KEPT[self.kv_dtype]
         work = flop(shape, self.tokens, self.batch)
-        if shape.width > WIDEST_ON_CPUS:
+        large = shape.width > WIDEST_ON_CPUS
+        if large:
             read = read_bytes(shape, precision, kept, self.tokens, self.batch)
             once = LEAST_STEP_SECONDS + read / ASSUMED_BYTES_PER_SECOND
             once += work / ASSUMED_FLOP_PER_SECOND[self.dtype]
         else:
             once = LEAST_STEP_SECONDS + work / ASSUMED_ON_CPUS
-        lap = once * (SEGMENTS if self.at_once == "all" else 1)
-        seconds = (sampling(lap, once, budget) for budget in (DEVICE_SECONDS, WALL_SECONDS))
+        lap = once * (segments_of(once) if self.at_once == "all" else 1)
+        seconds = (sampling(lap, once, budget, large) for budget in (DEVICE_SECONDS, WALL_SECONDS))
         compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
         return SET_UP_SECONDS + sum(seconds) + 30 * once + compiling
 

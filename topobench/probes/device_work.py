@@ -19,8 +19,10 @@ from topobench.probes.timing import Enqueue, QueueTimer, Sampler, Timed, mark_ov
 from topobench.reading import Reading, ReasonCode
 from topobench.units import format_bytes
 
-SEGMENTS = 8
+SEGMENTS, LEAST_SEGMENTS = 8, 2
 """Equal parts of a lap of all GPUs (``probes.at_once``)."""
+LAP_SECONDS = 0.15
+"""Laps of long operations have fewer parts, so that they last no longer than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +100,15 @@ class Site:
                 f"{format_bytes(size)} of device memory asked for, {format_bytes(int(free))} free",
             )
 
-    def queued(self, enqueue: Enqueue, count: int, sampler: Sampler) -> Figures:
+    def queued(
+        self, enqueue: Enqueue, count: int, sampler: Sampler, segments: int = SEGMENTS
+    ) -> Figures:
         """
         Time operations back to back behind a spin, by the device's clock.
 
         Args:
             count: Operations in a sample, at most.
+            segments: Parts of a lap of several GPUs.
 
         Raises:
             ProbeError: ``untimeable``: no spin outlasted the enqueueing.
@@ -117,13 +122,13 @@ class Site:
                 sampler.add(timer.sample())
             self._note(timer.count, timer.discarded, mark_overhead(queue))
             return Figures(sampler.timed(timer.count))
-        each = max(1, count // SEGMENTS)
-        lead = 3 * at_once.enqueueing_seconds(queue, enqueue, each * SEGMENTS)
-        lap = at_once.queued_lap(queue, enqueue, each, SEGMENTS)
+        each = max(1, count // segments)
+        lead = 3 * at_once.enqueueing_seconds(queue, enqueue, each * segments)
+        lap = at_once.queued_lap(queue, enqueue, each, segments)
         race = at_once.race(self.group, lap, sampler, lead_seconds=lead)
         if race is None:
             raise _untimeable()
-        self._note(each * SEGMENTS, race.discarded, mark_overhead(queue))
+        self._note(each * segments, race.discarded, mark_overhead(queue))
         return self._figures(race, each)
 
     def called(self, call: Callable[[], Any], sampler: Sampler) -> Figures:
@@ -141,7 +146,8 @@ class Site:
             return Figures(sampler.timed())
         took = max(self.gather(wall(call, 4) / 4))
         each = max(1, math.ceil(at_once.SEGMENT_SECONDS / took))
-        race = at_once.race(self.group, at_once.call_lap(call, each, SEGMENTS), sampler)
+        lap = at_once.call_lap(call, each, segments_of(took))
+        race = at_once.race(self.group, lap, sampler)
         if race is None:
             raise _untimeable()
         return self._figures(race, each)
@@ -172,6 +178,11 @@ def site(context: WorkerContext) -> Iterator[Site]:
     with collective.errors_named() if group else cuda.errors_named():
         torch.cuda.set_device(context.rank % torch.cuda.device_count())
         yield Site(torch, context, group)
+
+
+def segments_of(seconds: float) -> int:
+    """Parts of a lap of operations that take so long."""
+    return max(LEAST_SEGMENTS, min(SEGMENTS, int(LAP_SECONDS / seconds)))
 
 
 def differing(found: Any, wanted: Callable[[slice], Any], step: int) -> int:

@@ -16,7 +16,7 @@ from topobench.errors import ProbeUnavailable
 from topobench.probes import attention, gemm, precisions, prefill_metrics, sharded
 from topobench.probes.accelerator import LEAST_PASSES, Accelerator, accelerator, memory_named
 from topobench.probes.bench import BENCH
-from topobench.probes.device_work import SEGMENTS
+from topobench.probes.device_work import segments_of
 from topobench.probes.footprint import Footprint, footprint
 from topobench.probes.forward import MODES, compiler
 from topobench.probes.metrics import FLOP
@@ -32,7 +32,7 @@ from topobench.probes.protocol import (
     suited,
 )
 from topobench.probes.shapes import SHAPE_HELP, Shape, flop, shape_of
-from topobench.probes.timing import N_FLOOR, OVERRUN
+from topobench.probes.timing import N_FLOOR, OVERRUN, PAUSE_SECONDS, SHORT_SECONDS, bursts_seconds
 from topobench.probes.transformer import Place, Transformer
 from topobench.reading import Metric, Reading, ReasonCode
 from topobench.units import format_bytes
@@ -45,12 +45,12 @@ TOKENS_ON = (2048, 256)
 WIDEST_ON_CPUS = 1024
 COMPILE_SECONDS = 20.0
 ASSUMED_FLOP_PER_SECOND = {
-    "fp32": 4e13, "tf32": 2.5e14, "bf16": 5e14, "fp16": 5e14, "fp8": 6e14, "int8": 5e14,
+    "fp32": 4e13, "tf32": 2.5e14, "bf16": 5.5e14, "fp16": 5e14, "fp8": 6e14, "int8": 5e14,
     "int4": 4e14,
 }  # fmt: skip
 """Of a whole model on a large GPU, for estimates."""
 ASSUMED_ON_CPUS = 2e10
-SET_UP_SECONDS = 0.5
+SET_UP_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +152,14 @@ class Prefill:
         large = shape.width > WIDEST_ON_CPUS
         rate = ASSUMED_FLOP_PER_SECOND[self.dtype] if large else ASSUMED_ON_CPUS
         once = 1e-4 + flop(shape, self.tokens, self.batch) / rate / self.tensor_parallel
-        lap = once * (SEGMENTS if self.at_once == "all" else 1)
-        seconds = (sampling(lap, once, budget) for budget in (DEVICE_SECONDS, WALL_SECONDS))
+        together = self.at_once == "all" and self.tensor_parallel == 1
+        lap = once * (segments_of(once) if together else 1)
+        seconds = (sampling(lap, once, budget, large) for budget in (DEVICE_SECONDS, WALL_SECONDS))
         compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
-        apart = sampling(once, once, DEVICE_SECONDS) if self.tensor_parallel > 1 else 0.0
-        return SET_UP_SECONDS + sum(seconds) + 12 * once + compiling + apart
+        apart = sampling(once, once, DEVICE_SECONDS, large) if self.tensor_parallel > 1 else 0.0
+        staged = large and self.mode != "compile" and once >= SHORT_SECONDS
+        pause = PAUSE_SECONDS if staged else 0.0
+        return SET_UP_SECONDS + sum(seconds) + 20 * once + pause + compiling + apart
 
     def _readings(self, device: Accelerator, context: WorkerContext) -> list[Reading]:
         """All readings: no setting of torch's holds while the worker sends them."""
@@ -238,7 +241,7 @@ class Prefill:
         return chosen
 
 
-def sampling(lap: float, once: float, budget: float) -> float:
+def sampling(lap: float, once: float, budget: float, on_gpu: bool) -> float:
     """
     About how long it takes to sample passes.
 
@@ -247,4 +250,6 @@ def sampling(lap: float, once: float, budget: float) -> float:
         once: Of a pass.
     """
     budget = max(budget, LEAST_PASSES * once, lap if lap > once else 0.0)
+    if on_gpu:
+        return bursts_seconds(lap, once, budget)
     return max(min(25 * lap, budget), min((N_FLOOR + 2) * lap, OVERRUN * budget))

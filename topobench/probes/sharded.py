@@ -7,6 +7,7 @@ Ranks meet before each timed part; for every sample the slowest rank counts.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from topobench.probes.accelerator import LEAST_PASSES, Accelerator, Call, Cpus, 
 from topobench.probes.collective import GangTimes, Group
 from topobench.probes.device_work import Figures, Site
 from topobench.probes.protocol import WorkerContext
-from topobench.probes.timing import QUEUE_MAX, SAMPLE_SECONDS, Sampler, wall
+from topobench.probes.timing import QUEUE_MAX, SAMPLE_SECONDS, Bursts, Sampler, wall
 from topobench.probes.transformer import Place
 from topobench.reading import Reading
 
+Sampling = Callable[[float], Sampler]
 ROUND_MAX = QUEUE_MAX * collective.ROUND_SAMPLES
 
 
@@ -112,12 +114,13 @@ class _Ranks:
         return all(self.gather(float(fine)))
 
     def _figures(
-        self, call: Call, wait: Call, budget_seconds: float, tolerance: float, mode: str
+        self, call: Call, wait: Call, budget_seconds: float, sampler: Sampling, mode: str
     ) -> Figures:
         """
         What a call takes when all ranks call it, on every rank.
 
         Args:
+            sampler: What takes the samples, given the budget.
             mode: As of ``collective.Rounds``.
         """
 
@@ -134,8 +137,8 @@ class _Ranks:
             mode=mode,
             lead=0,
         )
-        sampler = Sampler(tolerance, max(budget_seconds, LEAST_PASSES * once))
-        times = self._told(rounds.measure(sampler))
+        times = rounds.measure(sampler(max(budget_seconds, LEAST_PASSES * once)))
+        times = self._told(times)
         return ShardedFigures(times.slowest, by_rank=times.by_rank)
 
     def _told(self, times: GangTimes | None) -> GangTimes:
@@ -166,13 +169,13 @@ class ShardedGpu(_Ranks, Gpu):
 
     def times(self, call: Call, budget_seconds: float) -> tuple[Figures, str]:
         """Behind a spin on each GPU."""
-        tolerance = stats.BANDWIDTH_TOLERANCE
-        return self._figures(call, self.wait, budget_seconds, tolerance, "queued"), "queued"
+        bursts = functools.partial(Bursts, stats.BANDWIDTH_TOLERANCE)
+        return self._figures(call, self.wait, budget_seconds, bursts, "queued"), "queued"
 
     def walls(self, call: Call, budget_seconds: float) -> Figures:
         """From the call until this rank's GPU is done."""
-        tolerance = stats.LATENCY_TOLERANCE
-        return self._figures(call, self.wait, budget_seconds, tolerance, "per_call")
+        bursts = functools.partial(Bursts, stats.LATENCY_TOLERANCE)
+        return self._figures(call, self.wait, budget_seconds, bursts, "per_call")
 
 
 class ShardedCpus(_Ranks, Cpus):
@@ -193,4 +196,5 @@ class ShardedCpus(_Ranks, Cpus):
 
     def walls(self, call: Call, budget_seconds: float) -> Figures:
         """By the monotonic clock."""
-        return self._figures(call, self.wait, budget_seconds, stats.LATENCY_TOLERANCE, "queued")
+        sampler = functools.partial(Sampler, stats.LATENCY_TOLERANCE)
+        return self._figures(call, self.wait, budget_seconds, sampler, "queued")

@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
 
 from topobench import stats
 from topobench.errors import ProbeError
@@ -32,6 +32,15 @@ N_FLOOR = 10
 """Samples taken even past the budget, up to :data:`OVERRUN` times that budget."""
 OVERRUN = 4
 N_MAX = 1000
+SETTLING_SECONDS = 0.15
+"""Of load, in which a GPU's clock comes down to what it keeps until its power limit acts."""
+BURST_SECONDS, PAUSE_SECONDS = 0.75, 0.35
+"""
+Of load, and of idleness before each burst of it. Together they are longer than the second over
+which a GPU averages its power, so that the average stays below its limit.
+"""
+SHORT_SECONDS = 20e-3
+"""Enough samples of operations shorter than that are taken within one burst, without a pause."""
 SPIN_MIN_SECONDS = 1e-3
 SPIN_MAX_SECONDS = 60e-3
 RETRIES = 8
@@ -93,6 +102,7 @@ class Sampler:
     counted: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
     stop_reason: str | None = None
+    least: ClassVar[int] = N_FLOOR
     _started: float = field(init=False)
     _warming: bool = field(default=True, init=False)
 
@@ -128,6 +138,10 @@ class Sampler:
         samples = (*self.warm, *self.counted)
         return Timed(samples, len(self.warm), reason, operations, tuple(self.ends))
 
+    def arranged(self, values: Sequence[float]) -> tuple[float, ...]:
+        """One value of each sample, in measured order, as :meth:`timed` has them."""
+        return tuple(values)
+
     def so_far(self) -> Timed | None:
         """What was sampled by now, warm-ups only if there is nothing else; None without any."""
         if not (self.warm or self.counted):
@@ -141,13 +155,106 @@ class Sampler:
         n, spent = len(self.counted), self._spent()
         if n >= self.n_max:
             return stats.end_reason(self.counted, self.tolerance, "n_max")
-        floor_met = n >= N_FLOOR or spent >= OVERRUN * self.budget_seconds
+        floor_met = n >= self.least or spent >= OVERRUN * self.budget_seconds
         if spent >= self.budget_seconds and floor_met:
             return stats.end_reason(self.counted, self.tolerance, "budget")
         return None
 
     def _spent(self) -> float:
         return self.clock() - self._started
+
+
+@dataclass
+class Bursts(Sampler):
+    """
+    Samples of a GPU between the settling of its clock and its power limit.
+
+    Under full load the clock comes down within :data:`SETTLING_SECONDS` and then stays, until
+    the power, averaged over about a second, reaches the limit and the clock begins to swing.
+    So load comes in bursts that end before that, each after a pause, and only samples begun
+    once the clock had settled count. Where no two samples fit into a burst, each burst is a
+    single one, which counts. The first sample of all warms up.
+
+    Args:
+        sleep: Waits so many seconds; pauses are no part of the budget.
+    """
+
+    least: ClassVar[int] = 6
+    sleep: Callable[[float], None] = time.sleep
+    _counts: list[bool] = field(default_factory=list, init=False)
+    _paused: float = field(default=0.0, init=False)
+    _burst: float | None = field(default=None, init=False)
+    _last: float = field(default=0.0, init=False)
+    _single: bool | None = field(default=None, init=False)
+
+    def add(self, sample: float) -> None:
+        """Take in the next sample, in seconds per operation; pause after it where it is time."""
+        if self.stop_reason is not None:
+            return
+        now = self.clock()
+        counts = ends = False
+        if self._burst is None:
+            ends = True
+        else:
+            took = now - self._last
+            if self._single is None:
+                self._single = 2 * took > BURST_SECONDS
+            counts = self._single or self._last - self._burst >= SETTLING_SECONDS
+            ends = self._single or now - self._burst + took > BURST_SECONDS
+        self._counts.append(counts)
+        self.ends.append(now)
+        (self.counted if counts else self.warm).append(sample)
+        if counts:
+            self.stop_reason = self._why_stop()
+        self._last = now
+        if ends and self.stop_reason is None:
+            self._pause(0.0 if self._burst is None and sample < SHORT_SECONDS else PAUSE_SECONDS)
+
+    def timed(self, operations: int = 1) -> Timed:
+        """
+        What was sampled: the warm-ups of all bursts, then what counts of them.
+
+        Raises:
+            ProbeError: ``untimeable``: no sample counts.
+        """
+        return replace(super().timed(operations), ends=self.arranged(self.ends))
+
+    def arranged(self, values: Sequence[float]) -> tuple[float, ...]:
+        """One value of each sample, in measured order, as :meth:`timed` has them."""
+        rows = list(zip(self._counts, values, strict=False))  # others may take more samples
+        return tuple(v for wanted in (False, True) for counts, v in rows if counts is wanted)
+
+    def _pause(self, seconds: float) -> None:
+        before = self.clock()
+        self.sleep(seconds)
+        now = self.clock()
+        if self._burst is None:
+            self._started = now  # what came before is no part of the budget
+        else:
+            self._paused += now - before
+        self._burst = self._last = now
+
+    def _spent(self) -> float:
+        return super()._spent() - self._paused
+
+
+def bursts_seconds(sample: float, operation: float, budget: float) -> float:
+    """
+    About how long :class:`Bursts` take, pauses included.
+
+    Args:
+        sample: Seconds of one.
+        operation: Seconds of an operation, of which a sample may have several.
+    """
+    settling, each = 0.0, 1
+    if 2 * sample <= BURST_SECONDS:
+        settling = math.ceil(SETTLING_SECONDS / sample) * sample
+        each = max(1, int((BURST_SECONDS - settling) / sample))
+    wanted = min(stats.N_MIN, int((budget - settling) / sample))
+    count = max(Bursts.least, wanted)
+    bursts = math.ceil(count / each)
+    pauses = bursts - (operation < SHORT_SECONDS)
+    return sample + pauses * PAUSE_SECONDS + bursts * settling + count * sample
 
 
 def collect(
