@@ -73,7 +73,7 @@ def main() -> int:
         held += short_spins()
         held += products(options.rounds)
         held += device_copies(options.rounds, options.nvbandwidth)
-        held += versus_transformers.bars(options.rounds)
+        held += versus_transformers.bars()
     else:
         print("torch finds no usable GPU: copies and collectives are not compared")
     return 0 if all(held) else 1
