@@ -239,6 +239,16 @@ async def serve(server: Server, port: int, tls: ssl.SSLContext | None = None) ->
     return runner
 
 
+async def stop(runner: web.AppRunner) -> None:
+    """End the server, streams without an end too, and let go of every connection."""
+    await runner.cleanup()
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.sleep(0.05)  # closed transports are told to the loop in turns of their own
+
+
 @contextlib.contextmanager
 def serving(options: Options, tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, Server]]:
     """The server in a thread of this process; its address and what it logged."""
@@ -252,11 +262,7 @@ def serving(options: Options, tls: ssl.SSLContext | None = None) -> Iterator[tup
         runner = await serve(made[0], port, tls)
         started.set()
         await stopping[0].wait()
-        await runner.cleanup()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:  # streams without an end
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await stop(runner)
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()), daemon=True)
     thread.start()

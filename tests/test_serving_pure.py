@@ -8,6 +8,7 @@ import json
 import math
 import random
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from topobench.errors import ConfigError
 from topobench.plan import make_plan
 from topobench.probes import serving_facts, serving_windows
 from topobench.probes.serving import Serving
-from topobench.probes.serving_gpu import GpuMeter
+from topobench.probes.serving_gpu import GpuMeter, metered
 from topobench.probes.serving_load import BLOCK, Lengths, Prompts, Scale, arrivals
 from topobench.probes.serving_search import BRACKET, CONFIRM, Search, Seen, upper_share
 from topobench.probes.serving_windows import Collected, Flow, Health, Limits, Served, Window
@@ -374,6 +375,30 @@ def test_power_is_of_all_gpus_together_and_only_while_asked() -> None:
     assert meter.watts(0.0, 2.0) == [300.0]
     assert meter.peak_bytes(0.0, 2.5) == 20 << 20
     assert meter.peak_bytes(5.0, 6.0) is None
+
+
+def test_a_server_on_gpus_is_read_by_nvidia_smi_as_long_as_it_is_loaded(tmp_path: Path) -> None:
+    """With a program of that name that notes what it was asked; it ends with the block."""
+    asked = tmp_path / "asked"
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" > {asked}\n'
+        "while :; do echo 'GPU-a, 250.5, 1024'; sleep 0.01; done\n"
+    )
+    program.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    with metered(["GPU-a"], env) as meter:
+        until = time.monotonic() + 20
+        while len(meter.readings) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert set(meter.watts(0.0, math.inf)) == {250.5}
+    assert meter.peak_bytes(0.0, math.inf) == 1 << 30
+    assert "--query-gpu=uuid,power.draw,memory.used --id=GPU-a" in asked.read_text()
+    count = len(meter.readings)
+    time.sleep(0.05)
+    assert len(meter.readings) == count
+    with metered([], env) as none:
+        assert none.readings == []
 
 
 SERVERS = r"""

@@ -286,6 +286,8 @@ def _tail(target: Target) -> str:
 
 async def _let_go(response: Any) -> None:
     """Read what is left, so that the connection can be used again; close it if there is more."""
+    if response.content.at_eof():
+        return
     try:
         async with asyncio.timeout(_LINGER_SECONDS):
             while not response.content.at_eof():

@@ -29,6 +29,8 @@ from topobench.probes.serving_windows import Collected, Flow, Health, Limits, Wi
 
 MOST_IN_FLIGHT = 20_000
 """Requests in flight at which an open loop is beyond any server, and is given up."""
+LATEST_SECONDS = 2.0
+"""A client that is so late with its sending would only make it worse by catching up."""
 _TICK_SECONDS = 0.005
 _FACTS_SECONDS = 2.0
 _LOOK_SECONDS = 0.02
@@ -186,7 +188,8 @@ class Level:
             due = began + offset
             while (left := due - clock()) > 0:
                 await asyncio.sleep(left)
-            if len(self._tasks) >= MOST_IN_FLIGHT:
+            late = clock() - due > max(LATEST_SECONDS, shape.limits.lag)
+            if late or len(self._tasks) >= MOST_IN_FLIGHT:
                 self.given_up = True
                 return
             self._due = due
