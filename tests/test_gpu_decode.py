@@ -140,7 +140,7 @@ def test_each_attention_is_the_one_that_ran_or_unavailable(backend: str) -> None
 
 def test_a_slice_is_scaled_to_the_whole() -> None:
     scaled = value("whole_model_seconds", **large(shape="llama3-8b-slice4", batch=1, context=2048))
-    assert scaled == pytest.approx(value("tpot_seconds", **large(batch=1, context=2048)), rel=0.1)
+    assert scaled == pytest.approx(value("tpot_seconds", **large(batch=1, context=2048)), rel=0.15)
 
 
 @pytest.mark.parametrize(("batch", "context"), [(1, 2048), (32, 4096)])
@@ -171,6 +171,14 @@ def test_a_narrow_cache_makes_long_contexts_faster(kept: str) -> None:
     narrow(kept)
     wide = value("tpot_seconds", **large(batch=32, context=8192))
     assert value("tpot_seconds", **large(batch=32, context=8192, kv_dtype=kept)) < 0.9 * wide
+
+
+def test_a_compiled_step_copies_no_cache() -> None:
+    """A copy of the cache in each layer would cost as much as reading it."""
+    graph, compiled = (
+        value("tpot_seconds", **large(batch=32, context=4096, mode=m)) for m in ("graph", "compile")
+    )
+    assert compiled < 1.1 * graph
 
 
 def test_more_than_the_memory_is_skipped_with_the_amounts() -> None:

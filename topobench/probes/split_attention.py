@@ -99,7 +99,7 @@ def _part(
         there = token < end
         at = row * tokens + token
         k = tl.load(keys + at[None, :] * width + column[:, None], mask=there[None, :])
-        score = tl.dot(q, k.to(q.dtype)) * scale
+        score = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
         if scaled:
             score *= tl.load(key_scales + at, mask=there, other=0.0)[None, :]
         score = tl.where(there[None, :], score, float("-inf"))
@@ -110,7 +110,7 @@ def _part(
             share *= tl.load(value_scales + at, mask=there, other=0.0)[None, :]
         v = tl.load(values + at[:, None] * width + column[None, :], mask=there[:, None])
         v = tl.where(there[:, None], v.to(q.dtype), 0.0).to(q.dtype)
-        found = found * kept[:, None] + tl.dot(share.to(q.dtype), v)
+        found = found * kept[:, None] + tl.dot(share.to(q.dtype), v, input_precision="ieee")
         top = higher
     at_result = (row * parts + part) * shared + head
     tl.store(sums + at_result[:, None] * width + column[None, :], found, mask=real[:, None])
