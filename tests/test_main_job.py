@@ -19,9 +19,9 @@ from topobench.topology import Topology
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[str, Any]]:
-    """A folder with one sweep of the quick profile, and its document."""
+    """A folder with one sweep of the quick profile and a shared model, and its document."""
     job = Job(tmp_path_factory.mktemp("main"))
-    done = job.run("probe", "--format", "json")
+    done = job.run("probe", "--set", "prefill.tensor_parallel=1,2", "--format", "json")
     assert done.returncode == 0, done.stderr
     return job, json.loads(done.stdout)
 
@@ -64,13 +64,30 @@ def test_a_host_without_gpus_prefills_a_tiny_model(swept: tuple[Job, dict[str, A
     _, document = swept
     if document["data"]["hosts"][0]["description"]["gpus"]:
         pytest.skip("this host has GPUs")
-    cells = [c for c in cells_of(document, "prefill") if c["params"]]
+    cells = [c for c in cells_of(document, "prefill") if c["params"] and c["ranks"] == 1]
     assert [(c["params"]["shape"], c["params"]["mode"]) for c in cells] == [("tiny", "eager")]
     values = {r["metric"]: r for r in cells[0]["readings"] if not r["point"]}
     assert values["work_flop_count"]["raw_value" if stolen(cells[0]) else "median"] == 184_680_448
     assert {r["point"]["stage"] for r in cells[0]["readings"] if "stage" in r["point"]} == {
         "qkv", "attention", "output", "mlp", "head",
     }  # fmt: skip
+
+
+def test_two_processes_share_a_model_in_the_gang_of_the_collectives(
+    swept: tuple[Job, dict[str, Any]],
+) -> None:
+    _, document = swept
+    (cell,) = [c for c in cells_of(document, "prefill") if c["params"].get("tensor_parallel") == 2]
+    if cell["status"] == "skipped":
+        pytest.skip(f"this host has too few processors: {cell['reason']}")
+    assert [m["rank"] for m in cell["members"]] == [0, 1]
+    found = {
+        (r["metric"], *r["point"].values()): r["raw_value" if stolen(cell) else "median"]
+        for r in cell["readings"]
+    }
+    assert found["all_reduce_count",] == 2 * 2
+    assert found["relative_error_ratio",] < 0.1
+    assert 0 < found["communication_share_ratio", "events"] < 1
 
 
 def test_what_cannot_run_is_listed_with_its_reason(swept: tuple[Job, dict[str, Any]]) -> None:

@@ -192,7 +192,8 @@ def _prefill_points(cells: Sequence[Cell], first: int) -> list[dict[str, Any]]:
             kind = f"prefill {clean(cell['params'].get('dtype', ''))}"
             text = ", ".join(f"{k} {clean(v)}" for k, v in cell["params"].items())
             intensity = work.flop / work.memory_bytes
-            points.setdefault(kind, []).append((intensity, values[FLOP.name] / 1e12, text))
+            each = values[FLOP.name] / max(1, len(cell["devices"]))  # the roof is one GPU's
+            points.setdefault(kind, []).append((intensity, each / 1e12, text))
     return [
         {
             **plots.line(
