@@ -22,17 +22,32 @@ ROOT = Path(__file__).resolve().parents[1]
 gc.set_threshold(50_000, 20, 50)  # thousands of tests stay in memory: a tenth of the time is theirs
 
 
+LONGEST = (
+    *("test_hosts.py", "test_lab_numa.py", "test_kill_agent.py", "test_kill_driver.py"),
+    *("test_kill.py", "test_main_job.py", "test_scripts.py", "test_store.py", "test_web.py"),
+    *("test_upkeep.py", "test_launch_gang.py", "test_browser.py", "test_lab_guest.py"),
+)
+"""Files that take longest, which begin first: a long one at the end would run alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """
+    Put the longest files first; the order inside a file stays.
+
+    Before all of them come tests that need GPUs without a stranger: others use them in this
+    process.
+    """
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(LONGEST)))
+    items.sort(key=lambda item: item.get_closest_marker("untouched_gpu") is None)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose mark names something this host lacks, and say what."""
     for mark in item.iter_markers():
         missing = BY_MARK[mark.name]() if mark.name in BY_MARK else None
         if missing:
             pytest.skip(missing)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need GPUs without a stranger come before those that use them in this process."""
-    items.sort(key=lambda item: item.get_closest_marker("untouched_gpu") is None)
 
 
 @pytest.fixture(scope="session")

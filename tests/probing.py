@@ -18,7 +18,8 @@ from topobench.reading import Binding, Reading, to_json
 
 GANG_SECONDS = 120.0
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch", "torch.distributed"])  # imported once, not once a rank
+# Imported once, not once a rank or writer; a test process has one such server for all.
+SERVER.set_forkserver_preload(["torch", "torch.distributed", "topobench.db.store"])
 
 
 @dataclass

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import multiprocessing
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from probing import SERVER
 from storing import (
     BANDWIDTH,
     LATENCY,
@@ -602,11 +602,9 @@ def _open_and_store(url: str, barrier: Any, times: int) -> None:
 
 def test_eight_processes_create_and_write_one_store(empty_url: str) -> None:
     """Nobody fails because another was first, nothing is lost or doubled."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["topobench.db.store"])
-    barrier = context.Barrier(8)
+    barrier = SERVER.Barrier(8)
     writers = [
-        context.Process(target=_open_and_store, args=(empty_url, barrier, 50)) for _ in range(8)
+        SERVER.Process(target=_open_and_store, args=(empty_url, barrier, 50)) for _ in range(8)
     ]
     for writer in writers:
         writer.start()
