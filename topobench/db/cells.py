@@ -54,8 +54,16 @@ def stored_cells(connection: Connection, sweep_id: int) -> list[tuple[Cell, int]
     ]
 
 
-def cell_rows(connection: Connection, sweep_id: int, host: str | None = None) -> Sequence[Any]:
-    """Rows of ``cell`` in planned order, with their case, arm and host; of one host key or all."""
+def cell_rows(
+    connection: Connection, sweep_id: int, host: str | None = None, *, run_only: bool = False
+) -> Sequence[Any]:
+    """
+    Rows of ``cell`` in planned order, with their case, arm and host; of one host key or all.
+
+    Args:
+        run_only: Those that have a run. Of one host they are found by an index; all others
+            of the sweep are looked at otherwise.
+    """
     c, s, p = schema.cell, schema.series, schema.probe_case
     a, h = schema.arm, schema.host
     query = (
@@ -70,7 +78,18 @@ def cell_rows(connection: Connection, sweep_id: int, host: str | None = None) ->
     )
     if host is not None:
         query = query.where(h.c.key == host)
+    if run_only:
+        query = query.where(c.c.id.in_(_with_runs(sweep_id, host)))
     return connection.execute(query).all()
+
+
+def _with_runs(sweep_id: int, host: str | None) -> sa.Select[tuple[int]]:
+    r, s, h = schema.run, schema.series, schema.host
+    found = sa.select(r.c.cell_id).where(r.c.sweep_id == sweep_id)
+    if host is None:
+        return found
+    own = sa.select(s.c.id).select_from(s.join(h)).where(h.c.key == host)
+    return found.where(r.c.series_id.in_(own))
 
 
 def device_keys(connection: Connection, set_ids: set[int]) -> dict[int, tuple[str, ...]]:

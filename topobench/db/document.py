@@ -112,9 +112,11 @@ def _hosts(connection: Connection, sweep_id: int) -> list[Document]:
     ]
 
 
-def cells_of(connection: Connection, sweep_id: int, host: str | None) -> list[Document]:
-    """The cells of a document, of one host key or all."""
-    rows = cell_rows(connection, sweep_id, host)
+def cells_of(
+    connection: Connection, sweep_id: int, host: str | None, *, run_only: bool = False
+) -> list[Document]:
+    """The cells of a document, of one host key or all; or only those that have a run."""
+    rows = cell_rows(connection, sweep_id, host, run_only=run_only)
     sets = {r.device_set_id for r in rows}
     devices, hosts = device_keys(connection, sets), rank_hosts(connection, sets)
     runs = _runs(connection, _of(sweep_id, host))

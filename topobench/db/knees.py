@@ -33,7 +33,7 @@ def refresh(connection: Connection, sweep_ids: Iterable[int]) -> int:
         own = (table.c.sweep_id == sweep_id) & (table.c.kind == KIND)
         connection.execute(table.delete().where(own))
         for host in connection.execute(_hosts(sweep_id)).all():
-            cells = cells_of(connection, sweep_id, host.key)
+            cells = cells_of(connection, sweep_id, host.key, run_only=True)
             rows = [{"sweep_id": sweep_id, "host_id": host.id, **row} for row in _rows(cells)]
             if rows:
                 connection.execute(table.insert(), rows)
