@@ -27,7 +27,7 @@ _TOLERANCE = 0.03
 HOST_PART = "host_part_seconds"
 """Judged by arm only: of hosts or nights, a part that took longer says nothing."""
 _REFERENCES = ("none", "local")
-_TOLD = ("op", "direction", "shape", "attention", "mode", "dtype")
+_TOLD = ("op", "direction", "shape", "attention", "mode", "dtype", "kv_dtype")
 _NOT_RESULTS = frozenset({"locality_ratio"})
 
 
@@ -67,8 +67,8 @@ class Bench:
         """``host_to_device h2d 256 MiB``: all but the devices and the metric."""
         params = dict(self.params)
         words = [str(params[k]) for k in _TOLD if params.get(k)]
-        if params.get("sequence"):
-            words.append(f"{params.get('batch', 1)} x {params['sequence']} tokens")
+        if tokens := params.get("sequence") or params.get("context"):
+            words.append(f"{params.get('batch', 1)} x {tokens} tokens")
         size = params.get("bytes")
         words += [format_bytes(size)] if isinstance(size, int) else []
         words += ["all GPUs at once"] if params.get("at_once") == "all" else []
