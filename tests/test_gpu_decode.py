@@ -22,6 +22,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no usable GPU"),
+    # torch's compiler warns of a part of torch itself as it is loaded.
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning"),
 ]
 
 SMALL = "small layers=4 width=1024 heads=16 kv_heads=4 head_width=64 ffn=2816 vocabulary=8192"

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import functools
+import statistics
 from typing import Any
 
 import pytest
 
 from probing import Listener, measure, run_gang
 from topobench.errors import ProbeUnavailable
-from topobench.probes import datasheets
+from topobench.probes import attention, datasheets, device_work
+from topobench.probes.accelerator import Gpu
+from topobench.probes.bench import distance
+from topobench.probes.forward import Forward
+from topobench.probes.precisions import PRECISIONS
 from topobench.probes.prefill import Prefill
+from topobench.probes.shapes import shape_of
+from topobench.probes.transformer import Place, Transformer
 from topobench.reading import Reading, Summary
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no usable GPU"),
+    # torch's compiler warns of a part of torch itself as it is loaded.
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning"),
 ]
 
 SMALL = "small layers=4 width=1024 heads=16 kv_heads=4 head_width=64 ffn=2816 vocabulary=8192"
@@ -80,7 +89,20 @@ def test_every_mode_gives_the_same_logits_and_its_own_time(mode: str) -> None:
         assert found["kernel_launch_count"].median < value("kernel_launch_count", mode="eager")
         return
     assert set(stages) == {"qkv", "attention", "output", "mlp", "head"}
-    assert sum(stages.values()) == pytest.approx(found["prefill_device_seconds"].median, rel=0.3)
+    # Stages are those of eager kernels, each with a mark behind it, whatever the mode.
+    eager = value("prefill_device_seconds", mode="eager")
+    marks = (4 * 4 + 1) * listener.notes["timer_overhead_seconds"]
+    assert 0.8 * eager < sum(stages.values()) < 1.2 * eager + marks
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "int8", "int4"])
+def test_the_compiler_joins_rounding_and_scales_of_narrow_types(dtype: str) -> None:
+    if torch.cuda.get_device_capability() < (8, 9) and dtype == "fp8":
+        pytest.skip("this GPU multiplies no fp8")
+    compiled, plain = (
+        value("kernel_launch_count", dtype=dtype, mode=mode) for mode in ("compile", "graph")
+    )
+    assert compiled < 0.7 * plain
 
 
 def test_a_graph_hides_what_launching_costs() -> None:
@@ -91,6 +113,41 @@ def test_a_graph_hides_what_launching_costs() -> None:
     assert parts["graph"]["launch"] < parts["eager"]["launch"] / 5
     assert value("prefill_wall_seconds", mode="graph") < value("prefill_wall_seconds", mode="eager")
     assert {"tokenise", "input_copy", "launch"} <= set(parts["graph"])
+
+
+def test_a_replay_keeps_the_prompt_and_the_cache_it_reads() -> None:
+    """Memory given back to the driver in between would be an illegal access."""
+    context = Listener().context(devices=DEVICES)
+    with device_work.site(context) as site, torch.no_grad():
+        device = Gpu(site)
+        model = Transformer(torch, shape_of(SMALL), PRECISIONS["bf16"], Place("cuda"))
+        with attention.only(torch, "math"):
+            forward = Forward(device, model, 1, 256)
+            forward.eagerly()
+            wanted = forward.logits.clone()
+            forward.prepare("graph")
+        replay, found = forward.run, forward.logits
+        del forward
+        found.fill_(float("nan"))
+        device.forget()
+        replay()
+        device.wait()
+        assert distance(found, wanted) < 0.01
+
+
+def test_graphs_take_no_more_memory_the_more_of_them_are_made() -> None:
+    context = Listener().context(devices=DEVICES)
+    with device_work.site(context) as site:
+        device = Gpu(site)
+        left = torch.randn(512, 512, device="cuda")
+
+        def made() -> int:
+            device.captured(lambda: left @ left)()
+            device.forget()
+            return int(torch.cuda.memory_allocated())
+
+        first = made()
+        assert [made() for _ in range(8)] == [first] * 8
 
 
 @pytest.mark.parametrize("backend", ["math", "efficient", "flash", "cudnn", "fa3", "fa4"])
@@ -128,9 +185,12 @@ def test_the_peak_is_what_was_predicted(tokens: int) -> None:
 
 
 def test_an_8b_model_is_steady_and_near_the_products_of_its_process() -> None:
-    found, _, listener = figures(**large(sequence=4096, mode="compile"))
+    found, readings, listener = figures(**large(sequence=4096, mode="compile"))
     times = found["prefill_device_seconds"]
-    assert 1.4826 * times.mad < 0.01 * times.median
+    (reading,) = [r for r in readings if r.metric == "prefill_device_seconds"]
+    counted = reading.samples[times.warmups :]
+    assert len(counted) >= 6
+    assert statistics.stdev(counted) <= 0.01 * statistics.mean(counted)
     assert found["relative_error_ratio"].median < 0.1
     assert 0.3 < found["mfu_measured_ratio"].median < 1.0
     peak = datasheets.peak(torch.cuda.get_device_name(), "bf16")
