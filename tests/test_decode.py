@@ -135,6 +135,16 @@ def test_a_step_is_told_with_its_error_stages_and_memory() -> None:
     assert "bound_by" not in listener.notes
 
 
+def test_latent_attention_folded_is_latent_attention_unfolded() -> None:
+    """The probe holds the step against float32, which unfolds keys and values of every head."""
+    listener = Listener()
+    probe = Decode(shape="tiny-experts", dtype="fp32", kv_dtype="fp32", context=64)
+    found = {r.metric: r.summary.median for r in measure(probe, listener.context())}
+    assert 0 < found["relative_error_ratio"] < 1e-5
+    assert listener.notes["attention"] == "latent, folded into the queries"
+    assert found["kv_bytes"] == 64 * 2 * (32 + 16) * 4
+
+
 def test_a_narrow_cache_on_cpus_is_widened_and_says_so() -> None:
     listener = Listener()
     probe = Decode(shape="tiny-slice1", kv_dtype="int8", context=64)
@@ -148,7 +158,8 @@ def test_a_narrow_cache_on_cpus_is_widened_and_says_so() -> None:
     ("params", "words"),
     [
         ({"shape": "llama3-8b"}, "unsupported: llama3-8b is too large for CPUs; tiny is not"),
-        ({"shape": "tiny-experts"}, "tiny-experts has latent attention, which is not decoded"),
+        ({"shape": "tiny-experts", "kv_dtype": "int8"}, "whose cache is not decoded in int8"),
+        ({"shape": "tiny-experts", "attention": "flash"}, "which no kernel computes folded"),
         ({"kv_dtype": "fp16"}, "keys and values of bf16 products are bfloat16"),
         ({"dtype": "int8"}, "int8 products need 17 tokens or more"),
         ({"attention": "split"}, "no such attention here: split: our kernel needs a GPU"),
@@ -200,6 +211,9 @@ def test_arithmetic_of_a_step_by_hand() -> None:
     matrices = 8 * (8 + 4 + 4) + 8 * 8 + 3 * 8 * 16
     attention = 2 * 4 * 2 * 2 * 5
     assert decode_work.flop(shape, 5, 3) == 3 * (2 * (2 * matrices + attention) + 2 * 8 * 10)
+    latent, heads = SHAPES["deepseek-v3"], 61 * 128
+    more = decode_work.flop(latent, 1001, 1) - decode_work.flop(latent, 1, 1)
+    assert more == 2 * heads * (512 + 64 + 512) * 1000
 
 
 def test_few_tokens_meet_few_experts() -> None:

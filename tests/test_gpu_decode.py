@@ -140,6 +140,12 @@ def test_each_attention_is_the_one_that_ran_or_unavailable(backend: str) -> None
     assert found["relative_error_ratio"].median < 0.05
 
 
+def test_latent_attention_and_experts_run_as_a_graph() -> None:
+    found, _, listener = figures(shape="tiny-experts", context=256)
+    assert listener.notes["attention"] == "latent, folded into the queries"
+    assert found["relative_error_ratio"].median < 0.1
+
+
 def test_a_slice_is_scaled_to_the_whole() -> None:
     scaled = value("whole_model_seconds", **large(shape="llama3-8b-slice4", batch=1, context=2048))
     assert scaled == pytest.approx(value("tpot_seconds", **large(batch=1, context=2048)), rel=0.15)

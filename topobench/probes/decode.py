@@ -194,8 +194,10 @@ class Decode:
         """Refuse what this device or case cannot be."""
         precisions.require(precision, device.capability, self.batch)
         why = None
-        if shape.latent:
-            why = f"{shape.name} has latent attention, which is not decoded here"
+        if shape.latent and kept.narrow:
+            why = f"{shape.name} has latent attention, whose cache is not decoded in {kept.name}"
+        elif shape.latent and self.attention not in (AUTO, "math"):
+            why = f"{shape.name} has latent attention, which no kernel computes folded; take auto"
         elif shape.experts and not precision.plain:
             why = f"torch multiplies no stacks of experts in {precision.name}"
         elif device.capability is None and shape.width > WIDEST_ON_CPUS:
@@ -237,6 +239,9 @@ class Decode:
 
     def _backend(self, device: Accelerator, model: Decoder, context: WorkerContext) -> str:
         """The attention that will run; what the others took is noted."""
+        if model.shape.latent:
+            context.note("attention", told("math", model))
+            return "math"
         query, keys, values = model.sample(self.batch)
 
         def timed(backend: str) -> float:

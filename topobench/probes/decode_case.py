@@ -285,10 +285,7 @@ def step_error(torch: Any, model: Decoder) -> float:
         torch.set_float32_matmul_precision(before)
     short, cache = Decoder(model, model.kept, CHECKED_TOKENS), prefilled(torch, model, ids)
     kept = short.cache(1, 1)
-    for pair, full in zip(kept.layers, cache.layers, strict=True):
-        for held, numbers in zip(pair, full, strict=True):
-            place = tuple(tensor[:, :, :-1] for tensor in held)
-            short.keep(place, numbers.transpose(1, 2)[:, :, :-1])
+    short.take(kept, cache)
     return distance(short.forward(ids[:, -1:], kept), wanted)
 
 
@@ -307,5 +304,7 @@ def prefilled(torch: Any, model: Decoder, ids: Any) -> Any:
 
 def told(backend: str, model: Decoder) -> str:
     """The attention that ran, in words."""
+    if model.shape.latent:
+        return "latent, folded into the queries"
     unpacked = model.kept.narrow and backend != SPLIT
     return f"{backend}, keys and values widened first" if unpacked else backend

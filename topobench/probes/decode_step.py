@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from topobench.probes import latent
 from topobench.probes.decode_work import Kept
 from topobench.probes.precisions import FP8_LARGEST, INT8_LARGEST
 from topobench.probes.transformer import Cache, Transformer, Weights
@@ -65,7 +66,7 @@ class Decoder(Transformer):
         Args:
             tokens: New ones of each sequence: 1.
         """
-        layers = tuple((self._room(batch), self._room(batch)) for _ in range(self.shape.layers))
+        layers = tuple(self._rooms(batch) for _ in range(self.shape.layers))
         first, second = self._rotation(self.context)
         return Cache(layers, (first[-tokens:], second[-tokens:]))
 
@@ -78,9 +79,17 @@ class Decoder(Transformer):
             dtype=self.products.activations,
             device=self.place.device,
         )
-        keys, values = self._room(batch), self._room(batch)
+        keys, values = self._rooms(batch)
         self.fill(((keys, values),))
         return query, keys, values
+
+    def take(self, cache: Cache, full: Cache) -> None:
+        """Keep what a prefill of as many tokens has in its cache, but for the last token."""
+        for pair, numbers in zip(cache.layers, full.layers, strict=True):
+            for held, known in zip(pair, numbers, strict=True):
+                place = tuple(tensor[:, :, :-1] for tensor in held)
+                by_head = known if known.dim() == 4 else known.unsqueeze(2)
+                self.keep(place, by_head.transpose(1, 2)[:, :, :-1])
 
     def fill(self, layers: Sequence[tuple[Held, Held]]) -> None:
         """Keep random normal keys and values, as large as those of a real prompt."""
@@ -116,6 +125,9 @@ class Decoder(Transformer):
         self, joint: Any, weights: Weights, kept: tuple[Held, Held], rotation: tuple[Any, Any]
     ) -> Any:
         """Attention of the new token to all of its sequence; keeps its key and value."""
+        if self.shape.latent:
+            vectors, keys = (held[0][:, 0] for held in kept)
+            return latent.step(self._torch, self, joint, weights, (vectors, keys), rotation)
         heads, kv_heads = self.shape.heads, self.shape.kv_heads
         apart = joint.unflatten(-1, (-1, self.shape.head_width))
         turned, value = apart.split([heads + kv_heads, kv_heads], dim=2)
@@ -143,14 +155,18 @@ class Decoder(Transformer):
         wide = held[0].to(self.products.activations)
         return wide.mul_(held[1].unsqueeze(-1)) if self.kept.scaled else wide
 
-    def _room(self, batch: int) -> Held:
-        shape, torch = self.shape, self._torch
-        size = (batch, shape.kv_heads, self.context)
-        dtype = getattr(torch, self.kept.torch_name)
-        room = torch.zeros((*size, shape.head_width), dtype=dtype, device=self.place.device)
+    def _rooms(self, batch: int) -> tuple[Held, Held]:
+        """Of a layer; latent attention keeps one head of two widths."""
+        first, second = ((1, *size)[-2:] for size in self.shape.kept)
+        return self._room(batch, *first), self._room(batch, *second)
+
+    def _room(self, batch: int, heads: int, width: int) -> Held:
+        torch, device = self._torch, self.place.device
+        size, dtype = (batch, heads, self.context), getattr(torch, self.kept.torch_name)
+        room = torch.zeros((*size, width), dtype=dtype, device=device)
         if not self.kept.scaled:
             return (room,)
-        return room, torch.zeros(size, dtype=torch.float32, device=self.place.device)
+        return room, torch.zeros(size, dtype=torch.float32, device=device)
 
 
 def split_attention(torch: Any, width: int) -> Callable[..., Any]:

@@ -71,11 +71,17 @@ def read_bytes(shape: Shape, precision: Precision, kept: Kept, context: int, bat
     return shape.layers * layer + head + kept_bytes(shape, kept, context, batch)
 
 
+def attended_width(shape: Shape) -> int:
+    """Numbers of a token that each query head is multiplied by: a key's, and a value's."""
+    if shape.latent:  # both are the latent vector, the key with what is rotated
+        return 2 * shape.latent.kv + shape.latent.rope
+    return shape.head_width + shape.value_width
+
+
 def flop(shape: Shape, context: int, batch: int) -> float:
     """Arithmetic of a step: matrix products, attention to all that is kept, and the head."""
     linear = sum(m.parameters * m.use for m in shape.matrices())
-    scores = shape.heads * (shape.head_width + shape.value_width)
-    layers = shape.layers * (2 * linear + 2.0 * scores * context)
+    layers = shape.layers * (2 * linear + 2.0 * shape.heads * attended_width(shape) * context)
     return batch * (layers + 2.0 * shape.width * shape.vocabulary)
 
 
@@ -90,6 +96,8 @@ def footprint(
     """
     work = work_bytes(shape, precision, 1, batch, "flash") + LIBRARY_BYTES
     work += 3 * precision.activation_bytes * batch * shape.vocabulary
+    if shape.latent:
+        work += 10 * batch * shape.heads * context
     if unpacked:
         work += 2 * 4 * batch * context * shape.kv_width
     return Footprint(weights_bytes(shape, precision), kept_bytes(shape, kept, context, batch), work)
