@@ -1,0 +1,180 @@
+"""Models that GPUs share, in the report and by query: both say the same of one stored sweep."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from querying import Fleet
+from storing import LATENCY, begin, cell, host, reading, run
+from topobench import prefill_shared
+from topobench.db.store import Store
+from topobench.prefill_shared import NO_LINE, Shared
+from topobench.reading import Cell, Run
+from topobench.report.records import Places
+from topobench.report.shared_text import remarks, shared_section
+
+BUSBW = "busbw_bytes_per_second"
+SECONDS = "prefill_device_seconds"
+GPUS = ("GPU-k1-0", "GPU-k1-1")
+ALPHA, BETA = 20e-6, 200e9
+MESSAGE, MESSAGES = 64 << 20, 64
+ONE, TWO = 0.350, 0.200
+PREDICTED = ONE / 2 + MESSAGES * (ALPHA + MESSAGE / BETA)
+BASE: dict[str, Any] = {
+    "shape": "llama3-8b", "dtype": "bf16", "attention": "auto", "mode": "graph", "batch": 1,
+    "sequence": 8192,
+}  # fmt: skip
+
+Pairs = list[tuple[Cell, Run]]
+
+
+def prompt(gpus: int, seconds: float, *more: Any, at_once: str = "one", **changes: Any) -> Pairs:
+    params = {**BASE, "tensor_parallel": gpus, "at_once": at_once}
+    ring = "auto" if gpus > 1 else None
+    devices = GPUS[: 2 if at_once == "all" else gpus]
+    made = cell(probe="prefill", params=params, devices=devices, ranks=gpus, ring=ring, **changes)
+    found = [
+        reading(seconds, metric=SECONDS),
+        reading(8192 / seconds, metric="tokens_per_second"),
+        reading(9.0, metric=SECONDS, point={"rank": 0}),
+    ]
+    return [(made, run(made, *found, *more))]
+
+
+def shared(seconds: float = TWO, size: float = MESSAGE, **changes: Any) -> Pairs:
+    details = (
+        reading(MESSAGES, metric="all_reduce_count"),
+        reading(size, metric="all_reduce_bytes"),
+        reading(0.16, metric="communication_share_ratio", point={"method": "events"}),
+        reading(0.12, metric="communication_share_ratio", point={"method": "twin"}),
+    )
+    return prompt(2, seconds, *details, **changes)
+
+
+def line(*, arm: str = "none", beta: float = BETA, **changes: Any) -> Pairs:
+    """All-reduces of several sizes between both GPUs."""
+    found = []
+    for size in (8, 512, 32 << 10, 2 << 20, 128 << 20):
+        params = {"bytes": size, "dtype": "float32", "backend": "nccl", "ranks": 2, **changes}
+        made = cell(
+            probe="all_reduce", params=params, devices=GPUS, ranks=2, ring="auto", binding=arm
+        )
+        time = ALPHA + size / beta
+        done = run(made, reading(time, metric=LATENCY), reading(size / time, metric=BUSBW))
+        found.append((made, done))
+    return found
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    with Store.open(store_url) as opened:
+        yield opened
+
+
+def ask(store: Store, *groups: Pairs) -> tuple[list[Shared], list[dict[str, Any]]]:
+    """What report and query make of a sweep."""
+    pairs = [pair for group in groups for pair in group]
+    sweep = begin(store, *(c for c, _ in pairs), hosts=[host(gpus=2, prefix="GPU-k1")])
+    for _, done in pairs:
+        store.put_run(done)
+    store.end_sweep(sweep)
+    cells = store.sweep_document(sweep)["cells"]
+    return prefill_shared.shared(cells), Fleet(store, "", {}).ask("tensor-parallel")
+
+
+def both(case: Shared, row: dict[str, Any]) -> None:
+    """They agree."""
+    pairs = {
+        "device_seconds": case.seconds,
+        "alone_seconds": case.alone_seconds,
+        "speed_up_ratio": case.speed_up,
+        "efficiency_ratio": case.efficiency,
+        "events_share_ratio": case.events,
+        "twin_share_ratio": case.twin,
+        "predicted_seconds": case.predicted_seconds,
+        "error_ratio": case.error,
+    }
+    for column, value in pairs.items():
+        assert row[column] == (None if value is None else pytest.approx(value, rel=1e-6)), column
+
+
+def test_two_gpus_stand_beside_one_and_beside_what_was_expected(store: Store) -> None:
+    (case,), (row,) = ask(store, prompt(1, ONE), line(), shared())
+    assert case.speed_up == pytest.approx(ONE / TWO)
+    assert case.efficiency == pytest.approx(ONE / TWO / 2)
+    assert (case.events, case.twin, case.ranks, case.path_class) == (0.16, 0.12, 2, "NV18")
+    assert case.predicted_seconds == pytest.approx(PREDICTED, rel=1e-3)
+    assert case.error == pytest.approx(PREDICTED / TWO - 1, rel=1e-2)
+    assert (row["tp"], row["alone_at_once"], row["n_all_reduces"]) == (2, "one", MESSAGES)
+    both(case, row)
+
+
+def test_one_gpu_alone_is_taken_before_all_at_once_and_the_same_binding_before_others(
+    store: Store,
+) -> None:
+    groups = (
+        prompt(1, 0.5, at_once="all", binding="local"), prompt(1, 0.4), line(arm="local"),
+        prompt(1, 0.3, binding="local"), shared(binding="local"),
+    )  # fmt: skip
+    (case,), (row,) = ask(store, *groups)
+    assert (case.alone_seconds, case.alone_at_once) == (0.3, False)
+    both(case, row)
+
+
+def test_gpus_that_did_it_at_once_stand_for_one_and_that_is_said(store: Store) -> None:
+    (case,), (row,) = ask(store, prompt(1, ONE, at_once="all"), line(), shared())
+    assert (case.alone_seconds, case.alone_at_once, row["alone_at_once"]) == (ONE, True, "all")
+    both(case, row)
+    assert "one GPU was measured while the others did the same" in shown([case])
+
+
+def test_queued_all_reduces_predict_rather_than_those_called_one_by_one(store: Store) -> None:
+    slow = line(beta=BETA / 9, mode="per_call")
+    (case,), (row,) = ask(store, prompt(1, ONE), slow, line(), shared())
+    assert case.predicted_seconds == pytest.approx(PREDICTED, rel=1e-3)
+    both(case, row)
+
+
+@pytest.mark.parametrize(
+    ("groups", "because"),
+    [
+        ((prompt(1, ONE), shared()), NO_LINE),
+        ((prompt(1, ONE), line(arm="local"), shared()), NO_LINE),
+        ((line(), shared()), "one GPU was not measured in this sweep"),
+        ((prompt(1, ONE), line(), shared(size=1 << 30)), "outside the fitted sizes, 8 to 1.34218e"),
+    ],
+    ids=["no line", "another arm", "no single GPU", "a larger message"],
+)
+def test_without_its_grounds_there_is_no_prediction_but_a_reason(
+    store: Store, groups: tuple[Pairs, ...], because: str
+) -> None:
+    (case,), (row,) = ask(store, *groups)
+    assert case.predicted_seconds is None
+    assert because in str(case.because)
+    both(case, row)
+    assert f"no prediction for 1 case: {case.because}" in shown([case])
+
+
+def shown(found: list[Shared]) -> str:
+    """The remarks beneath the table, on one line."""
+    return " ".join(remarks(found))
+
+
+def test_the_report_has_a_row_for_each_case(store: Store) -> None:
+    pairs = [*prompt(1, ONE), *line(), *shared()]
+    sweep = begin(store, *(c for c, _ in pairs), hosts=[host(gpus=2, prefix="GPU-k1")])
+    for _, done in pairs:
+        store.put_run(done)
+    store.end_sweep(sweep)
+    document = store.sweep_document(sweep)
+    console = Console(width=150, record=True, file=io.StringIO())
+    for part in shared_section(document["cells"], Places.of(document["hosts"])):
+        console.print(part)
+    text = console.export_text()
+    for figure in ("2 NV18", "none/auto", "200 ms", "1.75x", "87.5 %", "16.0 %", "12.0 %"):
+        assert figure in text
