@@ -184,7 +184,8 @@ class Products:
         flat = x.reshape(-1, x.shape[-1])
         scale = (_largest(torch, flat, dim=1) / INT8_LARGEST).clamp(min=1e-12)
         whole = torch._int_mm((flat / scale).round().to(torch.int8), weight.t())
-        result = (whole * scale).mul_(weight_scale).to(x.dtype)
+        result = torch.empty_like(whole, dtype=x.dtype)  # no float32 copy of it is written
+        torch.mul(whole * scale, weight_scale, out=result)
         return result.view(*x.shape[:-1], -1)
 
     def _int4(self, x: Any, halves: Any, scale: Any) -> Any:
