@@ -117,6 +117,7 @@ def window(
     facts: dict[str, Any] | None = None,
     unique: bool = True,
     open_loop: bool = False,
+    given_up: bool = False,
     change: Callable[[Served], None] = lambda served: None,
     **limits: Any,
 ) -> Window:
@@ -142,6 +143,7 @@ def window(
         started_at="2026-01-01T00:00:00+00:00",
         unique=unique,
         facts=facts or {},
+        given_up=given_up,
     )
 
 
@@ -224,6 +226,10 @@ class TestWindows:
 
     def test_an_overloaded_server_is_over_the_limit_though_never_steady(self) -> None:
         assert window(over=50, flow=Flow(60.0, 900.0, 400, 465.0)).meets is False
+
+    def test_a_load_that_was_given_up_is_over_unless_the_client_was_late(self) -> None:
+        assert window(20, given_up=True).meets is False
+        assert window(20, given_up=True, health=Health(2.5, 2.5, 0.3)).meets is None
 
     def test_the_slowest_hundredth_keeps_its_trace(self) -> None:
         found = window(over=3)

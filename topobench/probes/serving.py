@@ -420,7 +420,9 @@ def _refuse(result: Result) -> None:
     """
     windows = result.windows
     if windows and not any(w.answered for w in windows):
-        kinds = ", ".join(sorted({k for w in windows for k in w.errors})) or "none was sent"
+        given_up = any(w.given_up for w in windows)
+        none = "too many were in flight before the first window" if given_up else "none was sent"
+        kinds = ", ".join(sorted({k for w in windows for k in w.errors})) or none
         raise ProbeError(ReasonCode.REQUESTS_FAILED, f"no request was answered: {kinds}")
     usable = [w for w in windows if w.valid or (result.search and w.meets is not None)]
     if not usable:

@@ -24,6 +24,7 @@ from topobench.reading import ReasonCode, Scalar
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 clock = time.perf_counter
+_decoded = json.JSONDecoder().decode  # without a look for the encoding, which is UTF-8
 _LONGEST_EVENT = 1 << 20
 _LONGEST_ERROR = 300
 _ENDLESS_FACTOR, _ENDLESS_MORE = 4, 64
@@ -225,7 +226,7 @@ class _Stream:
 
     def _event(self, payload: bytes) -> None:
         try:
-            event = json.loads(payload)
+            event = _decoded(str(payload, "utf-8"))
             if "error" in event:
                 raise RequestFailed("server_error", str(event["error"])[:_LONGEST_ERROR])
             for choice in event.get("choices") or ():

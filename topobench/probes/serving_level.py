@@ -17,7 +17,7 @@ import os
 import random
 import time
 from array import array
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,6 +99,7 @@ class Level:
         self._tasks: set[asyncio.Task[bool]] = set()
         self._stop = asyncio.Event()
         self.given_up = False
+        self._late = 0.0
 
     async def windows(self, purpose: str, count: int) -> list[Window]:
         """Hold the load for the ramp and so many windows; then let it go."""
@@ -109,9 +110,9 @@ class Level:
         try:
             await self._wait(self._shape.ramp_seconds)
             for _ in range(count):
+                cut.append(await self._cut(began))
                 if self.given_up:
                     break
-                cut.append(await self._cut(began))
             await self._settle()
         finally:
             self._stop.set()
@@ -132,7 +133,7 @@ class Level:
         return _Cut(
             collected,
             self._meter.flow(start, end),
-            _health(lags, (time.process_time() - spent) / (end - start)),
+            _health([self._late, *lags], (time.process_time() - spent) / (end - start)),
             started_at,
             serving_facts.between(pages),
             (start, end),
@@ -188,8 +189,10 @@ class Level:
             due = began + offset
             while (left := due - clock()) > 0:
                 await asyncio.sleep(left)
-            late = clock() - due > max(LATEST_SECONDS, shape.limits.lag)
-            if late or len(self._tasks) >= MOST_IN_FLIGHT:
+            late = clock() - due
+            if late > max(LATEST_SECONDS, shape.limits.lag):
+                self.given_up, self._late = True, late
+            if self.given_up or len(self._tasks) >= MOST_IN_FLIGHT:
                 self.given_up = True
                 return
             self._due = due
@@ -262,6 +265,7 @@ class Level:
             started_at=cut.started_at,
             unique=shape.reuse == 0,
             facts=cut.facts,
+            given_up=self.given_up,
         )
         return replace(window, span=cut.span)
 
@@ -340,9 +344,9 @@ async def _lags() -> AsyncIterator[array[float]]:
         await _end([task])
 
 
-def _health(lags: array[float], cpu_ratio: float) -> Health:
-    late = list(lags) or [0.0]
-    return Health(stats.percentile(late, 0.99), max(late), cpu_ratio)
+def _health(lags: Sequence[float], cpu_ratio: float) -> Health:
+    """Of how late its loop woke; the first is how late it was when it gave up, and counts whole."""
+    return Health(max(lags[0], stats.percentile(lags, 0.99)), max(lags), cpu_ratio)
 
 
 async def _end(tasks: list[asyncio.Task[Any]]) -> None:

@@ -231,6 +231,7 @@ class Window:
     exact_ratio: float | None = None
     whole_ratio: float | None = None
     span: tuple[float, float] = (0.0, 0.0)
+    given_up: bool = False
 
     @property
     def answered(self) -> int:
@@ -250,7 +251,11 @@ class Window:
     @property
     def over(self) -> bool:
         """Whether too many requests failed or were over the limit."""
-        return self.error_count > self.limits.errors * self.n or 100 * self.n_over > self.n
+        return (
+            self.given_up
+            or self.error_count > self.limits.errors * self.n
+            or 100 * self.n_over > self.n
+        )
 
     @property
     def meets(self) -> bool | None:
@@ -282,12 +287,14 @@ def judge(
     started_at: str,
     unique: bool,
     facts: Mapping[str, Any],
+    given_up: bool = False,
 ) -> Window:
     """
     The window that the collected requests make.
 
     Args:
         unique: No prompt was sent twice, so that no prefix cache may have helped.
+        given_up: The load was let go before its time: more was in flight than any server takes.
     """
     samples = _samples(collected, open_loop=open_loop)
     schedule = open_loop and {"ttft": metrics.TTFT_FROM_SCHEDULE, "e2e": metrics.E2E_FROM_SCHEDULE}
@@ -314,6 +321,7 @@ def judge(
         faults=tuple(_faults(collected, flow, health, limits, facts, unique=unique)),
         facts=facts,
         slowest=_slowest(collected),
+        given_up=given_up,
         exact_ratio=collected.exact / collected.reported if collected.reported else None,
         whole_ratio=collected.whole / collected.reported if collected.reported else None,
     )
