@@ -155,11 +155,12 @@ class NetCluster:
     def start_ray(self, host: NetHost) -> None:
         """Start Ray on one host."""
         head = host is self.hosts[0]
-        own = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
+        own = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false", "--no-monitor"]
         where = own if head else [f"--address={self.ray_address}"]
         command = (
             *(sys.executable, "-m", "ray.scripts.scripts", "start", *where),
             *(f"--node-ip-address={host.address}", "--num-cpus=2", "--block"),
+            "--include-log-monitor=false",
             *("--object-store-memory=80000000", f"--temp-dir={host.folder}"),
         )
         with (host.folder / "ray.out").open("w") as log:
