@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import operator
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from topobench.db.columns import (
     time_text,
     unix_seconds,
 )
+from topobench.device_sets import distance
 from topobench.host import Host, describe
 from topobench.reading import (
     MEASURED,
@@ -75,9 +75,6 @@ CASE_COLUMNS: Mapping[str, tuple[type, tuple[str, ...]]] = {
     "backend": (str, ("backend", "server")),
 }
 """Column of ``probe_case`` -> its type and the parameters it is taken from, first that exists."""
-
-PATH_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
-"""From near to far; NVLink (``NV<n>``) is nearer than all of them."""
 
 SUMMARY_NUMBERS = ("median", "ci_lo", "ci_hi", "mad", "minimum", "maximum", "p90", "p99")
 _summary = operator.attrgetter(*SUMMARY_NUMBERS)
@@ -410,14 +407,7 @@ def farthest_class(topology: Topology, devices: Sequence[str]) -> str | None:
     found = [p.smi for p in topology.paths if p.a in chosen and p.b in chosen and p.a != p.b]
     if not found or None in found:
         return None
-    return max((c for c in found if c), key=_distance)
-
-
-def _distance(path_class: str) -> tuple[int, int]:
-    if path_class in PATH_CLASSES:
-        return PATH_CLASSES.index(path_class) + 1, 0
-    links = re.fullmatch(r"NV(\d+)", path_class)
-    return 0, -int(links[1]) if links else 0
+    return max((c for c in found if c), key=distance)
 
 
 def finite(value: float | None) -> float | None:
