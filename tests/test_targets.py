@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import socket
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from topobench.agents import targets
+from topobench.agents.launch import Launcher
+from topobench.agents.part import Part
 from topobench.agents.service import HostRequest
 from topobench.errors import AgentError
+from topobench.reading import Reason
 
 BASE = HostRequest(sweep="s")
 
@@ -98,3 +101,14 @@ def test_an_address_where_nobody_listens_is_told_at_once() -> None:
         targets.check_reachable(address)
     with pytest.raises(AgentError, match=r"nobody answers at nowhere\.invalid:6379 .*Name or|Temp"):
         targets.check_reachable("nowhere.invalid:6379")
+
+
+@pytest.mark.parametrize("address", ["127.0.1.1", "192.0.2.7"])
+def test_ranks_cannot_meet_where_no_other_host_comes(address: str) -> None:
+    """Ray was started on a loopback address, or on one that has gone; the site may name another."""
+    part = Part(cast(Launcher, None), address)
+    reason = part._interface({})
+    assert isinstance(reason, Reason)
+    assert f"the address {address} that Ray gave this host is on no interface" in reason.text
+    assert "start Ray with --node-ip-address" in reason.text
+    assert part._interface({"GLOO_SOCKET_IFNAME": "=eth2"}) == "eth2"
