@@ -64,6 +64,9 @@ class TestRoofline:
             ("prefill", {**LLAMA, "sequence": 64}, Bound.MEMORY),
             ("prefill", {**LLAMA, "sequence": 128}, Bound.MIXED),
             ("prefill", {**LLAMA, "sequence": 2048}, Bound.COMPUTE),
+            ("decode", {**LLAMA, "kv_dtype": "bf16", "batch": 1, "context": 2048}, Bound.MEMORY),
+            ("decode", {**LLAMA, "kv_dtype": "int8", "batch": 128, "context": 128}, Bound.MIXED),
+            ("decode", {**LLAMA, "kv_dtype": "fp8", "batch": 512, "context": 8}, Bound.COMPUTE),
         ],
     )
     def test_what_bounds_a_probes_work(
@@ -76,6 +79,7 @@ class TestRoofline:
     def test_work_of_other_probes_is_not_known(self) -> None:
         assert work_of("all_reduce", {"bytes": 8}) is None
         assert work_of("prefill", {**LLAMA, "shape": "of tomorrow", "sequence": 64}) is None
+        assert work_of("decode", {**LLAMA, "kv_dtype": "fp2", "batch": 1, "context": 8}) is None
 
     def test_ceilings_are_the_best_of_the_same_sweep(self) -> None:
         launch = {"mode": "back_to_back"}

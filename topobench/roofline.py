@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from topobench.device_figures import DeviceFigure
-from topobench.probes import shapes
+from topobench.probes import decode_work, shapes
 from topobench.probes.footprint import moved_bytes
 from topobench.probes.precisions import PRECISIONS
 from topobench.reading import Scalar
@@ -135,6 +135,8 @@ def work_of(probe: str, params: Mapping[str, Scalar]) -> Work | None:
         return Work(launches=ways, link_bytes=float(ways * size), direction=direction)
     if probe == "prefill":
         return _prefill(params)
+    if probe == "decode":
+        return _decode(params)
     side = params.get("size")
     if probe == "gemm" and isinstance(side, int) and dtype in ELEMENT_BYTES:
         moved = 3.0 * side * side * ELEMENT_BYTES[dtype]
@@ -155,6 +157,24 @@ def _prefill(params: Mapping[str, Scalar]) -> Work | None:
     return Work(
         memory_bytes=moved_bytes(shape, precision, sequence, batch),
         flop=shapes.flop(shape, sequence, batch),
+        dtype=precision.product,
+    )
+
+
+def _decode(params: Mapping[str, Scalar]) -> Work | None:
+    """A step of the model, launching hidden as in a prefill."""
+    precision = PRECISIONS.get(str(params.get("dtype")))
+    kept = decode_work.KEPT.get(str(params.get("kv_dtype")))
+    context, batch = params.get("context"), params.get("batch")
+    if not (precision and kept and isinstance(context, int) and isinstance(batch, int)):
+        return None
+    try:
+        shape = shapes.shape_of(str(params.get("shape")))
+    except ValueError:  # a shape that this version does not know
+        return None
+    return Work(
+        memory_bytes=decode_work.read_bytes(shape, precision, kept, context, batch),
+        flop=decode_work.flop(shape, context, batch),
         dtype=precision.product,
     )
 

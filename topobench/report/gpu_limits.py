@@ -154,15 +154,16 @@ def _works(
 
 
 def _work_name(figure: DeviceFigure) -> str:
-    keys = ("op", "direction", "shape", "dtype", "size", "mode")
+    keys = ("op", "direction", "shape", "dtype", "kv_dtype", "size", "mode")
     words = [clean(figure.params[k]) for k in keys if figure.params.get(k) is not None]
+    words += [f"x {figure.params.get('batch')}"] if figure.params.get("context") else []
     return " ".join([clean(figure.probe), *words])
 
 
 def _size_of(figure: DeviceFigure) -> int | None:
-    """Bytes that it moves, or tokens of its prompt."""
-    size = figure.params.get("bytes", figure.params.get("sequence"))
-    return size if isinstance(size, int) else None
+    """Bytes that it moves, or tokens of its prompt or context."""
+    found = (figure.params.get(name) for name in ("bytes", "sequence", "context"))
+    return next((size for size in found if isinstance(size, int)), None)
 
 
 def _sizes_text(figures: Sequence[DeviceFigure]) -> str:
