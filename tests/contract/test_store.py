@@ -26,6 +26,7 @@ from storing import (
     topology,
 )
 from topobench.db import migrate, schema
+from topobench.db.queries import run_query
 from topobench.db.records import unpack_samples
 from topobench.db.store import Store
 from topobench.db.writer import Stored
@@ -626,3 +627,46 @@ def test_a_topology_without_fingerprints_is_told_apart_by_its_content(store_url:
         for wiring in (bare.topology, later, changed):
             begin(store, cell(), hosts=[dataclasses.replace(bare, topology=wiring)])
         assert count(store, "topology") == 2
+
+
+def test_windows_of_a_served_run_are_rows_and_three_good_ones_hold_a_load(store_url: str) -> None:
+    """Of an open loop the rate is the load; a window that is not valid breaks the row."""
+    windows: list[dict[str, Any]] = [
+        {
+            "window_no": number,
+            "purpose": "confirm",
+            "started_at": "2026-11-02T01:00:00.500000+00:00",
+            "duration_seconds": 60.0,
+            "concurrency": None,
+            "offered_per_second": rate,
+            "n": 400,
+            "n_over": 3,
+            "errors": 0,
+            "p50_seconds": 0.1,
+            "p99_seconds": 0.3,
+            "limit_on": "ttft",
+            "limit_seconds": 0.35,
+            "in_flight": 12.5,
+            "answered_per_second": rate,
+            "output_tokens_per_second": 128 * rate,
+            "power_watts": 512.0 if rate == 20 else None,
+            "valid": valid,
+            "latencies": {"ttft_seconds": {"p50": 0.1}},
+        }
+        for number, (rate, valid) in enumerate([(20, True)] * 3 + [(40, True), (40, False)])
+    ]
+    served = cell(probe="serving", params={"server": "mine", "mode": "search"})
+    with Store.open(store_url) as store:
+        begin(store, served)
+        store.put_run(run(served, reading(0.1), conditions={"windows": windows}))
+        assert count(store, "slo_window") == 5
+        seen = rows(store, "SELECT * FROM v_slo ORDER BY window_no")
+        answer = run_query(store, "slo", since="2026-01-01")
+    assert [(r["meets"], r["meets_in_a_row"], r["valid"]) for r in seen] == [
+        *((1, 1, 1), (1, 2, 1), (1, 3, 1), (1, 1, 1), (0, 0, 0)),
+    ]
+    assert {r["backend"] for r in seen} == {"mine"}
+    (row,) = [dict(zip(answer.columns, values, strict=True)) for values in answer.rows]
+    assert (row["concurrency"], row["first_over"]) == (None, None)
+    assert (row["offered_per_second"], row["first_over_per_second"]) == (20.0, 40.0)
+    assert row["tokens_per_joule"] == pytest.approx(5.0)

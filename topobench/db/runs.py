@@ -71,7 +71,8 @@ def put_run(connection: Connection, keys: Keys, metrics: Metrics, ref: SweepRef,
     """Store a run that is not stored yet."""
     environment_id = _environment_id(connection, keys, ref, run)
     made = _made(connection, metrics, ref, run, environment_id)
-    small = max(len(run.readings), len(run.members)) < COPY_ROWS
+    parts = (run.readings, run.members, run.conditions.get("windows") or ())
+    small = max(map(len, parts)) < COPY_ROWS
     with pipelined(connection) if small else contextlib.nullcontext():
         _put_parts(connection, ref, [(insert_row(connection, schema.run, made.row), made)])
         _update_cell(connection, made.cell, made.row)
