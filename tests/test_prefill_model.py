@@ -120,9 +120,9 @@ def test_each_type_is_off_by_what_it_must(name: str, least: float, most: float) 
 def test_four_bit_weights_come_back_within_half_a_step() -> None:
     weight = torch.randn(64, 256)
     products = Products(torch, PRECISIONS["int4"])
-    halves, scale = products.pack(weight)
+    halves, scale, zero = products.pack(weight)
     assert (halves.dtype, halves.numel()) == (torch.uint8, weight.numel() // 2)
-    back = products(torch.eye(256, dtype=torch.bfloat16), (halves, scale)).t().float()
+    back = products(torch.eye(256, dtype=torch.bfloat16), (halves, scale, zero)).t().float()
     step = scale.float().expand(-1, -1, 128).reshape(64, 256)
     assert ((back - weight).abs() <= 0.55 * step).all()
 

@@ -8,7 +8,7 @@ stay in the type of the activations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +20,16 @@ from topobench.reading import ReasonCode
 Packed = tuple[Any, ...]
 """A matrix as tensors: the weights, and their scales where the type has some."""
 
+Multiply = Callable[..., Any]
+"""A product of activations and the tensors of a packed matrix."""
+
 FP8_LARGEST = 440.0
 """Scaled values stay below the largest of e4m3 (448), however they are rounded."""
-INT8_LARGEST, INT4_LARGEST = 127.0, 7.0
+INT8_LARGEST, INT4_STEPS = 127.0, 15
 INT8_ROWS = 17
 """torch's product of whole numbers needs more than 16 rows."""
 GROUPS = (128, 64, 32)
-"""Columns that share a scale of four-bit weights; the largest that divides."""
+"""Columns that share a scale and a zero of four-bit weights; the largest that divides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def matrix_bytes(precision: Precision, matrix: Matrix) -> int:
     """Of a packed matrix with its scales."""
     size = matrix.parameters * precision.weight_bits // 8
     if precision.name == "int4":
-        return size + 2 * matrix.parameters // group_of(matrix.columns)
+        return size + 4 * matrix.parameters // group_of(matrix.columns)
     if precision.name == "int8":
         return size + 4 * matrix.copies * matrix.rows
     return size + (4 if precision.name == "fp8" else 0)
@@ -136,8 +139,8 @@ class Products:
         self._torch = torch
         self.precision = precision
         self.activations = getattr(torch, precision.activations)
-        kinds = {"fp8": self._fp8, "int8": self._int8, "int4": self._int4}
-        self._multiply = kinds.get(precision.name, self._plain)
+        kinds: dict[str, Multiply] = {"fp8": self._fp8, "int8": self._int8, "int4": self._int4}
+        self._multiply: Multiply = kinds.get(precision.name, self._plain)
 
     def pack(self, weight: Any) -> Packed:
         """
@@ -188,10 +191,10 @@ class Products:
         torch.mul(whole * scale, weight_scale, out=result)
         return result.view(*x.shape[:-1], -1)
 
-    def _int4(self, x: Any, halves: Any, scale: Any) -> Any:
+    def _int4(self, x: Any, halves: Any, scale: Any, zero: Any) -> Any:
         torch = self._torch
         both = torch.cat((halves & 15, halves >> 4), dim=-1).to(x.dtype)
-        weight = both.sub_(8).mul_(scale).view(halves.shape[0], -1)
+        weight = both.sub_(zero).mul_(scale).view(halves.shape[0], -1)
         return torch.nn.functional.linear(x, weight)
 
 
@@ -203,10 +206,17 @@ def _largest(torch: Any, x: Any, dim: int | None = None) -> Any:
 
 
 def _pack_int4(torch: Any, weight: Any) -> Packed:
-    """Two weights a byte: the first and the second half of a group; scales by group."""
+    """
+    Two weights a byte: the first and the second half of a group; scales and zeros by group.
+
+    A group's sixteen numbers lie evenly between its least and its largest weight, zero among them.
+    """
     rows, columns = weight.shape
     grouped = weight.view(rows, -1, group_of(columns))
-    scale = _largest(torch, grouped, dim=2) / INT4_LARGEST
-    whole = ((grouped / scale).round_() + 8).to(torch.uint8)
+    least = grouped.amin(2, keepdim=True).clamp(max=0.0)
+    most = grouped.amax(2, keepdim=True).clamp(min=0.0)
+    scale = ((most - least) / INT4_STEPS).clamp(min=1e-12)
+    zero = (-least / scale).round_()
+    whole = (grouped / scale).round_().add_(zero).clamp_(0, INT4_STEPS).to(torch.uint8)
     first, second = whole.chunk(2, dim=-1)
-    return first | (second << 4), scale.to(torch.bfloat16)
+    return first | (second << 4), scale.to(torch.bfloat16), zero.to(torch.bfloat16)
