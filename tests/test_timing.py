@@ -290,6 +290,16 @@ def test_samples_too_long_for_a_burst_each_follow_a_pause() -> None:
     assert load.pauses == [timing.PAUSE_SECONDS] * 6
 
 
+def test_few_samples_of_bursts_converged_if_they_are_alike() -> None:
+    for spread, reason in ((0.004, "converged"), (0.04, "budget")):
+        load = Load(0.1)
+        sampler = timing.Bursts(0.01, 0.5, clock=load.clock, sleep=load.sleep)
+        for offset in (-1.0, 1.0) * 20:
+            if not sampler.done():
+                sampler.add(load.run() * (1 + offset * spread))
+        assert (len(sampler.counted), sampler.stop_reason) == (6, reason)
+
+
 def test_the_estimate_of_bursts_is_near_what_they_take() -> None:
     for seconds in (0.048, 0.1, 0.3, 1.2):
         told = timing.bursts_seconds(seconds, seconds, max(0.5, 3 * seconds))

@@ -224,6 +224,13 @@ class Bursts(Sampler):
         rows = list(zip(self._counts, values, strict=False))  # others may take more samples
         return tuple(v for wanted in (False, True) for counts, v in rows if counts is wanted)
 
+    def _why_stop(self) -> str | None:
+        """Few samples within a budget converged, too, if their interval is narrow at the end."""
+        reason, n = super()._why_stop(), len(self.counted)
+        if reason == "budget" and stats.should_stop(self.counted, self.tolerance, n_min=n):
+            return "converged"
+        return reason
+
     def _pause(self, seconds: float) -> None:
         before = self.clock()
         self.sleep(seconds)
