@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
-from topobench.probes import foreign, serving_gpu, serving_servers, serving_session
+from topobench.errors import ProbeError, ProbeUnavailable
+from topobench.probes import foreign, serving_checks, serving_gpu, serving_servers, serving_session
 from topobench.probes import serving_metrics as metrics
 from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
 from topobench.probes.serving_client import Target
@@ -25,7 +25,7 @@ from topobench.probes.serving_results import conditions, level_readings, search_
 from topobench.probes.serving_search import Search
 from topobench.probes.serving_servers import Running
 from topobench.probes.serving_session import Job, Result
-from topobench.probes.serving_windows import Limits, Window
+from topobench.probes.serving_windows import Limits
 from topobench.reading import Metric, Reading, ReasonCode
 from topobench.server_definition import PROBE, Server
 from topobench.user_command import GPUS
@@ -34,8 +34,6 @@ END_SECONDS = 15.0
 """Left to end the server and send the readings before the launcher ends the worker."""
 SEARCH_WINDOWS = 10
 """About how many windows a search takes."""
-MOST_FAILED = 0.05
-"""Share of failed requests above which the others say nothing of the server."""
 LADDER = "1 4 8"
 MOST_LADDER = 100
 
@@ -284,12 +282,13 @@ class Serving:
         told = conditions(result, meter)
         for key, value in told.items():
             context.note(key, value)
-        _warn(result, context)
+        for warning in serving_checks.warnings(result):
+            context.warn(warning)
         if result.search is not None:
             yield from search_readings(result.windows, result.search, meter)
         else:
             yield from level_readings(result.windows, meter, ladder=self.mode == "ladder")
-        _refuse(result)
+        serving_checks.refuse(result)
 
     def estimated_seconds(self) -> float:
         """The server's start, and every window with its ramp."""
@@ -392,65 +391,3 @@ def _loads(probe: Serving) -> tuple[float, ...]:
     if probe.arrivals == "closed" and any(x != math.floor(x) for x in found):
         raise ValueError(f"ladder {probe.ladder!r}: a concurrency is a whole number")
     return found
-
-
-def _warn(result: Result, context: WorkerContext) -> None:
-    """What does not spoil the numbers but must be known beside them."""
-    windows = result.windows
-    for window in windows:
-        for code, text in window.faults:
-            if window.valid or any(w.valid for w in windows):
-                context.warn(f"{code}: a window was left out: {text}")
-        if window.valid and window.error_count > window.limits.errors * window.n:
-            kinds = ", ".join(f"{k} {n}" for k, n in sorted(window.errors.items()))
-            context.warn(f"requests_failed: {window.error_count} of {window.n} ({kinds})")
-        for share, what in ((window.exact_ratio, "prompts"), (window.whole_ratio, "answers")):
-            if share is not None and share < 0.99:
-                text = f"{share:.1%} of the {what} have as many tokens as asked for"
-                context.warn(f"{what}_not_exact: {text}")
-
-
-def _refuse(result: Result) -> None:
-    """
-    Refuse a cell without a window that may be used.
-
-    Raises:
-        ResultInvalid: Says what was wrong with the first of them.
-        ProbeError: No request was answered.
-    """
-    windows = result.windows
-    if windows and not any(w.answered for w in windows):
-        given_up = any(w.given_up for w in windows)
-        none = "too many were in flight before the first window" if given_up else "none was sent"
-        kinds = ", ".join(sorted({k for w in windows for k in w.errors})) or none
-        raise ProbeError(ReasonCode.REQUESTS_FAILED, f"no request was answered: {kinds}")
-    usable = [w for w in windows if w.valid or (result.search and w.meets is not None)]
-    if not usable:
-        code, text = _worst(windows)
-        raise ResultInvalid(code, text)
-    if result.search is not None and result.search.best is None:
-        _refuse_search(result.search, windows)
-    failed = sum(w.error_count for w in usable)
-    if result.search is None and failed > MOST_FAILED * sum(w.n for w in usable):
-        kinds = ", ".join(sorted({k for w in usable for k in w.errors}))
-        text = f"{failed} of {sum(w.n for w in usable)} requests failed ({kinds})"
-        raise ResultInvalid(ReasonCode.REQUESTS_FAILED, text)
-
-
-def _refuse_search(search: Search, windows: Sequence[Window]) -> None:
-    if search.ended == "none":
-        text = f"even {search.first_over:g} was over the limit; raise the limit, or start lower"
-        raise ResultInvalid(ReasonCode.UNTIMEABLE, text)
-    if search.ended == "not judged":
-        code, text = _worst(windows)
-        raise ResultInvalid(code, text)
-    text = f"no load held its windows in a row after {search.windows} windows"
-    raise ResultInvalid(ReasonCode.UNSTEADY, text)
-
-
-def _worst(windows: Sequence[Window]) -> tuple[ReasonCode, str]:
-    for window in reversed(windows):
-        if window.faults:
-            return window.faults[0]
-    text = "no window held enough requests for a P99; take longer windows (most_window)"
-    return ReasonCode.UNSTEADY, text
