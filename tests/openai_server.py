@@ -167,6 +167,10 @@ class Server:
         if fault == "malformed":
             await response.write(b"data: {broken\n\n")
             return response
+        if fault == "server_error":
+            given = request.headers.get("Authorization")
+            await response.write(_event({"error": f"no room for {given}"}))
+            return response
         if fault == "silent":
             await asyncio.sleep(3600)
         if self.options.tpot == 0 and fault != "endless":

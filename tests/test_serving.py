@@ -306,6 +306,10 @@ class TestFaults:
             ({"fault": "silent"}, {"request_timeout": 0.5}, "deadline", "within 0.5 s"),
             ({"fault": "malformed"}, {}, "wrong_data", "is malformed"),
             ({"fault": "breaks_off"}, {}, "wrong_data", "the stream broke off"),
+            (
+                *({"fault": "server_error"}, {"key_env": "TEST_KEY"}),
+                *("wrong_data", "is server_error: no room for Bearer ***"),
+            ),
             ({"fault": "wrong_usage", "tpot": 0.0}, {}, "wrong_data", "12 tokens told"),
             ({"fault": "http_500"}, {}, "endpoint_refused", "answered 500"),
             ({"fault": "http_429"}, {}, "endpoint_refused", "answered 429"),
@@ -314,8 +318,14 @@ class TestFaults:
         ],
     )
     def test_a_server_that_cannot_be_loaded_is_told_why(
-        self, options: dict[str, Any], more: dict[str, Any], code: str, said: str
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        options: dict[str, Any],
+        more: dict[str, Any],
+        code: str,
+        said: str,
     ) -> None:
+        monkeypatch.setenv("TEST_KEY", KEY)
         with serving(Options(**options)) as (base, _):
             found = loaded(base, **more)
         assert found.error is not None

@@ -179,7 +179,7 @@ class Client:
     async def _read(self, response: Any, served: Served, gap: Callable[[float], None]) -> None:
         """Read the events of a stream until it says that it is done."""
         most = _ENDLESS_FACTOR * served.wanted_output + _ENDLESS_MORE
-        stream = _Stream(served)
+        stream = _Stream(served, self.target.mask)
         last = 0.0
         async for data in response.content.iter_any():
             now = clock()
@@ -205,8 +205,9 @@ class Client:
 class _Stream:
     """The state of one answer: what its events said so far."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, mask: Callable[[str], str]) -> None:
         self._served = served
+        self._mask = mask
         self._buffer = b""
         self._done = self._finished = False
 
@@ -228,7 +229,8 @@ class _Stream:
         try:
             event = _decoded(str(payload, "utf-8"))
             if "error" in event:
-                raise RequestFailed("server_error", str(event["error"])[:_LONGEST_ERROR])
+                said = self._mask(str(event["error"]))[:_LONGEST_ERROR]
+                raise RequestFailed("server_error", said)
             for choice in event.get("choices") or ():
                 delta = choice.get("delta")
                 text = choice.get("text") if delta is None else _said(delta)
@@ -237,7 +239,7 @@ class _Stream:
             if usage := event.get("usage"):
                 self._usage(usage)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
-            raise RequestFailed("malformed", repr(payload[:100])) from error
+            raise RequestFailed("malformed", self._mask(repr(payload))[:100]) from error
 
     def _usage(self, usage: Mapping[str, Any]) -> None:
         served = self._served
