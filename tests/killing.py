@@ -33,7 +33,8 @@ def cluster() -> Iterator[str]:
     """The address of a running Ray, as a site has one."""
     from ray.cluster_utils import Cluster
 
-    options = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80 * 2**20}
+    # Without CPUs it starts no idle workers for each driver; agents ask for none.
+    options = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80 * 2**20}
     running = Cluster(initialize_head=True, head_node_args=options)
     yield running.address
     running.shutdown()
@@ -62,4 +63,4 @@ def check_store(job: Job) -> None:
 def wait_for_runs(job: Job, driver: subprocess.Popen[str], count: int) -> None:
     """Until the store holds so many runs."""
     while driver.poll() is None and len(job.committed()) < count:
-        time.sleep(0.02)
+        time.sleep(0.05)

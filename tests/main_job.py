@@ -99,7 +99,7 @@ def gone_within(seconds: float, pid: int, sweeps: list[str]) -> list[str]:
     """What is left of a driver's sweep after waiting that long for it to go."""
     end = time.monotonic() + seconds
     while (left := of_driver(pid, sweeps)) and time.monotonic() < end:
-        time.sleep(0.1)
+        time.sleep(0.25)
     return left
 
 

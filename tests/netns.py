@@ -159,7 +159,7 @@ class NetCluster:
         where = own if head else [f"--address={self.ray_address}"]
         command = (
             *(sys.executable, "-m", "ray.scripts.scripts", "start", *where),
-            *(f"--node-ip-address={host.address}", "--num-cpus=2", "--block"),
+            *(f"--node-ip-address={host.address}", "--num-cpus=0", "--block"),
             "--include-log-monitor=false",
             *("--object-store-memory=80000000", f"--temp-dir={host.folder}"),
         )
