@@ -8,6 +8,7 @@ hundred thousand requests take a few megabytes.
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from array import array
 from collections import Counter
@@ -346,25 +347,28 @@ def percentiles(values: Sequence[float]) -> dict[str, float | int | None]:
 
 def _samples(collected: Collected, *, open_loop: bool) -> dict[str, Sequence[float]]:
     c = collected.columns
-    due = [at + collected.began for at in c["due"]]
+    due = array("d", (at + collected.began for at in c["due"]))
     sent, first, ended, tokens = c["sent"], c["first"], c["ended"], c["output_tokens"]
+    per_token = ((e - f) / (n - 1) for f, e, n in zip(first, ended, tokens, strict=True) if n > 1)
     found: dict[str, Sequence[float]] = {
-        metrics.TTFT.name: [b - a for a, b in zip(sent, first, strict=True)],
-        metrics.E2E.name: [b - a for a, b in zip(sent, ended, strict=True)],
-        metrics.TPOT.name: [
-            (e - f) / (n - 1) for f, e, n in zip(first, ended, tokens, strict=True) if n > 1
-        ],
-        metrics.OFFSET.name: list(c["due"]),
-        metrics.INPUT_COUNT.name: list(c["input_tokens"]),
-        metrics.OUTPUT_COUNT.name: list(tokens),
+        metrics.TTFT.name: _between(sent, first),
+        metrics.E2E.name: _between(sent, ended),
+        metrics.TPOT.name: array("d", per_token),
+        metrics.OFFSET.name: c["due"],
+        metrics.INPUT_COUNT.name: c["input_tokens"],
+        metrics.OUTPUT_COUNT.name: tokens,
     }
     if open_loop:
         found |= {
-            metrics.TTFT_FROM_SCHEDULE.name: [b - a for a, b in zip(due, first, strict=True)],
-            metrics.E2E_FROM_SCHEDULE.name: [b - a for a, b in zip(due, ended, strict=True)],
-            metrics.CLIENT_QUEUE.name: [max(_TICK, b - a) for a, b in zip(due, sent, strict=True)],
+            metrics.TTFT_FROM_SCHEDULE.name: _between(due, first),
+            metrics.E2E_FROM_SCHEDULE.name: _between(due, ended),
+            metrics.CLIENT_QUEUE.name: array("d", (max(_TICK, x) for x in _between(due, sent))),
         }
     return found
+
+
+def _between(start: Sequence[float], end: Sequence[float]) -> array[float]:
+    return array("d", map(operator.sub, end, start))
 
 
 def _good(samples: Mapping[str, Sequence[float]], limits: Limits, *, open_loop: bool) -> int:
