@@ -95,7 +95,7 @@ class TestTruth:
     """Numbers against what the server itself measured of the same requests."""
 
     @pytest.mark.parametrize(
-        "load_", [{"arrivals": "poisson", "rate": 220.0}, {"concurrency": 160}]
+        "load_", [{"arrivals": "poisson", "rate": 220.0}, {"concurrency": 100}]
     )
     def test_quantiles_are_those_of_the_server(self, load_: dict[str, Any]) -> None:
         """
@@ -105,7 +105,7 @@ class TestTruth:
         """
         for _ in range(3):
             window, times = asyncio.run(_side_by_side(load_))
-            if window.health.lag_seconds > 0.006:  # what is compared is 10 ms and more
+            if window.health.lag_seconds > 0.008:  # 2 % of the median
                 continue
             names = ("arrival_seconds", "ttft_seconds", "e2e_seconds")
             seen = sorted(zip(*(window.samples[n] for n in names), strict=True))
@@ -116,7 +116,7 @@ class TestTruth:
                 abs(stats.percentile(mine, share) / stats.percentile(theirs, share) - 1)
                 for n in (1, 2)
                 # Many connections are made at once; what comes after them is compared.
-                for mine, theirs in [([x[n] for x in seen[160:]], [x[n] for x in true[160:]])]
+                for mine, theirs in [([x[n] for x in seen[100:]], [x[n] for x in true[100:]])]
                 for share in (0.5, 0.9, 0.95, 0.99)
             ]
             assert max(errors) <= 0.02, errors
@@ -161,7 +161,9 @@ class TestTruth:
         """Four slots of 50 ms: the wait reaches the limit at 24, or sooner on a busy machine."""
         options = Options(ttft=0.05, tpot=0.0, slots=4)
         with serving(options) as (base, _):
-            found = loaded(base, mode="search", limit=0.3, in_a_row=2, requests=20, most_errors=0)
+            found = loaded(
+                base, mode="search", limit=0.3, window=0.3, in_a_row=2, requests=20, most_errors=0
+            )
         assert found.error is None
         best = found.value("most_concurrency_count")
         assert 6 <= best <= 25
@@ -199,7 +201,7 @@ async def _side_by_side(
     load_: dict[str, Any],
 ) -> tuple[serving_windows.Window, list[tuple[float, float, float]]]:
     """A window of load on a server in the same event loop; what the server saw of it."""
-    server, port = OpenAiServer(Options(ttft=0.5, spread=0.4, tpot=0.01)), free_port()
+    server, port = OpenAiServer(Options(ttft=0.4, spread=0.4, tpot=0.01)), free_port()
     runner = await serve(server, port)
     probe = Serving(
         window=1.5,
