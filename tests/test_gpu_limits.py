@@ -30,7 +30,7 @@ H200 = Roof(
     launch=4e-6,
 )
 COPY = {"direction": "h2d", "memory": "pinned", "bytes": 256 * MIB}
-LLAMA = {"shape": "llama3-8b", "dtype": "bf16", "batch": 1}
+LLAMA: dict[str, Any] = {"shape": "llama3-8b", "dtype": "bf16", "batch": 1}
 
 
 def figure(

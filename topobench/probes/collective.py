@@ -28,6 +28,7 @@ from topobench.probes.protocol import WorkerContext
 from topobench.probes.timing import (
     QUEUE_MAX,
     RETRIES,
+    SAMPLE_SECONDS,
     SPIN_MAX_SECONDS,
     SPIN_MIN_SECONDS,
     Enqueue,
@@ -42,6 +43,8 @@ from topobench.reading import ReasonCode
 TIMEOUT_SECONDS = 60.0
 LEAD = 2
 """Untimed operations before the timed ones, once the ranks have met."""
+MARKED_SECONDS = 1e-3
+"""Of a sample of small operations between two marks of a GPU, which cost 3 us by themselves."""
 ROUND_SAMPLES = 10
 """Samples between two decisions of rank 0."""
 _STOP, _GIVE_UP = 0, -1
@@ -406,7 +409,9 @@ class Rounds:
             columns = self._call(count, 3)
             return count * max(columns[-1]) if columns else math.inf
 
-        count = batch_size(timed, most=max(1, min(QUEUE_MAX, self._round_max - self._lead_count)))
+        most = max(1, min(QUEUE_MAX, self._round_max - self._lead_count))
+        marked = self._group.backend == "nccl"
+        count = batch_size(timed, most=most, seconds=MARKED_SECONDS if marked else SAMPLE_SECONDS)
         while count > 1 and not self._call(count, 3):
             count //= 2
         return count

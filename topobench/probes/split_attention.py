@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
@@ -38,6 +37,8 @@ def attend(query: Any, keys: Any, values: Any, scale: float, processors: int) ->
     Returns:
         As ``query``.
     """
+    import torch
+
     batch, heads, shared, width = query.shape
     query = query.contiguous()
     rows, tokens = batch * heads, keys[0].shape[2]

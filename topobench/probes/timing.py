@@ -292,9 +292,11 @@ def wall(operation: Callable[[], Any], count: int = 1) -> float:
     return (time.perf_counter_ns() - started) * 1e-9
 
 
-def batch_size(timed: Callable[[int], float], *, most: int = BATCH_MAX) -> int:
+def batch_size(
+    timed: Callable[[int], float], *, most: int = BATCH_MAX, seconds: float = SAMPLE_SECONDS
+) -> int:
     """
-    How many operations a sample needs to last :data:`SAMPLE_SECONDS`.
+    How many operations a sample needs to last so long.
 
     Args:
         timed: Seconds that a number of operations take, all together.
@@ -302,9 +304,9 @@ def batch_size(timed: Callable[[int], float], *, most: int = BATCH_MAX) -> int:
     count = 1
     while count < most:
         took = min(timed(count) for _ in range(3))  # the least disturbed
-        if took >= SAMPLE_SECONDS:
+        if took >= seconds:
             break
-        wanted = count * SAMPLE_SECONDS / took * 1.25 if took > 0 else 0
+        wanted = count * seconds / took * 1.25 if took > 0 else 0
         count = min(most, max(2 * count, math.ceil(wanted)))
     return count
 
