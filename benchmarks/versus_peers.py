@@ -41,7 +41,14 @@ import torch
 from benchmarks import peer_programs, versus_transformers
 from topobench.probes import cublaslt, cuda, device_memory, gemm, host_memory, peer
 from topobench.probes.host_to_device import Copies, HostToDevice
-from topobench.probes.timing import QUEUE_MAX, QueueTimer, behind_spin, mark_overhead, wall
+from topobench.probes.protocol import REST_SECONDS
+from topobench.probes.timing import (
+    QUEUE_MAX,
+    QueueTimer,
+    behind_spin,
+    mark_overhead,
+    wall,
+)
 
 KIB, MIB = 1 << 10, 1 << 20
 TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
@@ -301,7 +308,7 @@ def rested(index: int, ways: Mapping[str, Sample]) -> None:
     Under it the clock swings by several percent within a second, more than kernels differ.
     """
     if index % 2 == 0:
-        time.sleep(gemm.REST_SECONDS)
+        time.sleep(REST_SECONDS)
         settled = time.monotonic() + gemm.SETTLING_SECONDS
         while time.monotonic() < settled:
             ways["probe"]()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 from topobench import processes
 from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
 from topobench.probes import binding as kernel
+from topobench.probes.protocol import REST_SECONDS
 from topobench.probes.worker_checks import Placement, check_values, explain
 from topobench.reading import Binding, MemoryPolicy, Reading, ReasonCode, Status, Summary, to_json
 
@@ -48,7 +49,7 @@ class Conversation:
         }
         self.say("spec", **(fields | changes))
 
-    def go(self, probe: str, **params: Any) -> None:
+    def go(self, probe: str, *, devices: Sequence[str] = (), **params: Any) -> None:
         name = {"clockstep": "ClockStep"}.get(probe, probe.title())
         self.say(
             "go",
@@ -56,7 +57,7 @@ class Conversation:
             probe=probe,
             params=params,
             target=f"worker_probes:{name}",
-            devices=[],
+            devices=list(devices),
             deadline_seconds=30.0,
         )
 
@@ -128,6 +129,25 @@ class TestProtocol:
             worker.say("bye")
             assert worker.hear() == {"type": "bye"}
             assert worker.process.wait(10) == 0
+
+    def test_a_gpu_rests_between_what_throttles_it_and_what_does_not(self) -> None:
+        """Else the next numbers would be set aside for the heat of the last ones."""
+
+        def rested(probe: str, *devices: str) -> float:
+            talk.go(probe, devices=devices)
+            while (message := talk.hear())["type"] != "end":
+                pass
+            return float(message["conditions"].get("rested_seconds", 0.0))
+
+        with conversation() as talk:
+            talk.spec()
+            assert talk.hear()["type"] == "got"
+            assert rested("heavy", "GPU-0") == 0.0
+            assert rested("heavy", "GPU-0") == 0.0
+            assert 0.0 < rested("steady", "GPU-0") <= REST_SECONDS
+            assert rested("steady", "GPU-0") == 0.0
+            assert rested("heavy") == 0.0
+            assert rested("steady") == 0.0
 
     def test_nothing_heavy_is_loaded_before_a_probe_asks_for_it(self) -> None:
         """Pages of a library loaded early would lie where the interpreter started."""

@@ -71,6 +71,14 @@ class Steady(Base):
 
 
 @dataclass(frozen=True)
+class Heavy(Steady):
+    """Brings a GPU to its power limit, were there one."""
+
+    name: ClassVar[str] = "heavy"
+    reaches_power_limit: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
 class Crasher(Base):
     """Dies in the way asked for, after one reading."""
 

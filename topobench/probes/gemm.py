@@ -20,7 +20,14 @@ from topobench import stats
 from topobench.errors import ProbeUnavailable, ResultInvalid
 from topobench.probes import cublaslt, cuda, device_work
 from topobench.probes.metrics import FLOP
-from topobench.probes.protocol import Arms, Kind, WorkerContext, one_or_all, parameter
+from topobench.probes.protocol import (
+    REST_SECONDS,
+    Arms,
+    Kind,
+    WorkerContext,
+    one_or_all,
+    parameter,
+)
 from topobench.probes.timing import (
     QUEUE_MAX,
     SPIN_MIN_SECONDS,
@@ -42,8 +49,6 @@ CHOICE_ROUNDS, CHOICE_PRODUCTS = 5, 4
 """Samples of each kernel before one is chosen, and products in each."""
 SETTLING_SECONDS = 0.2
 """Of load, in which a GPU's clock comes down to what it keeps until its power limit acts."""
-REST_SECONDS = 1.0
-"""Of idleness, after which the power that counts against the limit is that of an idle GPU."""
 SLICE = 48
 """Rows and columns of the part of each result that is computed again in float64."""
 
@@ -86,6 +91,7 @@ class Gemm:
     needs: ClassVar[frozenset[str]] = frozenset({"torch", "cuda"})
     metrics: ClassVar[tuple[Metric, ...]] = (FLOP,)
     arms: ClassVar[Arms] = Arms.DEVICE
+    reaches_power_limit: ClassVar[bool] = True
 
     dtype: str = parameter(
         "bf16",

@@ -66,6 +66,7 @@ class Prefill:
         FLOP,
     )
     arms: ClassVar[Arms] = Arms.BINDINGS
+    reaches_power_limit: ClassVar[bool] = True
 
     shape: str = parameter(
         AUTO,
