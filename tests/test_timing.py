@@ -290,6 +290,20 @@ def test_samples_too_long_for_a_burst_each_follow_a_pause() -> None:
     assert load.pauses == [timing.PAUSE_SECONDS] * 6
 
 
+def test_samples_that_grow_too_long_for_a_second_one_in_a_burst_still_count() -> None:
+    """Else no sample would count any more, and sampling would never end."""
+    load = Load(0.37)
+    sampler = timing.Bursts(0.0, 1.2, clock=load.clock, sleep=load.sleep)
+    sampler.add(load.run())
+    sampler.add(load.run())
+    load.seconds = 0.43  # 0.387 s at the high clock
+    for _ in range(20):
+        if not sampler.done():
+            sampler.add(load.run())
+    assert sampler.done()
+    assert sampler.counted[1:] == pytest.approx([0.387] * 5)
+
+
 def test_few_samples_of_bursts_converged_if_they_are_alike() -> None:
     for spread, reason in ((0.004, "converged"), (0.04, "budget")):
         load = Load(0.1)

@@ -185,7 +185,7 @@ class Bursts(Sampler):
     _paused: float = field(default=0.0, init=False)
     _burst: float | None = field(default=None, init=False)
     _last: float = field(default=0.0, init=False)
-    _single: bool | None = field(default=None, init=False)
+    _single: bool = field(default=False, init=False)
 
     def add(self, sample: float) -> None:
         """Take in the next sample, in seconds per operation; pause after it where it is time."""
@@ -197,7 +197,7 @@ class Bursts(Sampler):
             ends = True
         else:
             took = now - self._last
-            if self._single is None:
+            if self._last == self._burst:  # of each burst anew: samples near half of one vary
                 self._single = 2 * took > BURST_SECONDS
             counts = self._single or self._last - self._burst >= SETTLING_SECONDS
             ends = self._single or now - self._burst + took > BURST_SECONDS
