@@ -89,6 +89,7 @@ def fill(store: Store) -> dict[str, str]:
         "gangs": _gangs(store),
         "prefill": _prefill(store),
         "decode": _decode(store),
+        "served": _served(store),
         "second": _night(store, 3),
     }
     _judge(store)
@@ -320,10 +321,40 @@ def _decode(store: Store) -> str:
     return sweep
 
 
-def _prompt(dtype: str, tokens: int, *, mode: str, **more: Any) -> Cell:
-    params: dict[str, Scalar] = {"sequence": tokens, "batch": 1, "shape": "llama3-8b"}
+def _served(store: Store) -> str:
+    """A served load, and a prompt by one GPU and by two."""
+    params: dict[str, Scalar] = {"server": "mine", "concurrency": 8}
+    load = cell(host="h01", probe="serving", params=params, devices=["h01-GPU-0"])
+    answers = (
+        reading(0.2, metric="ttft_seconds"),
+        reading(0.02, metric="tpot_seconds"),
+        reading(4.0, metric="requests_per_second"),
+    )
+    planned: list[tuple[Cell, Any]] = [(load, answers)]
+    for gpus, seconds in ((1, 0.05), (2, 0.03)):
+        made = _prompt("bf16", 1024, mode="graph", gpus=gpus)
+        found = (
+            reading(1024 / seconds, metric="tokens_per_second"),
+            reading(seconds, metric="prefill_device_seconds"),
+        )
+        planned.append((made, found))
+    cells = [c for c, _ in planned]
+    sweep = begin(store, *cells, hosts=_hosts(OLD, ["h01"]), day=2, profile="full", tag="served")
+    for made, readings in planned:
+        store.put_run(_run(made, *readings, key="h01", day=2, second=240))
+    store.end_sweep(sweep, "done", ended_at=at(600))
+    return sweep
+
+
+def _prompt(dtype: str, tokens: int, *, mode: str, gpus: int | None = None, **more: Any) -> Cell:
+    shape = "llama3-8b" if gpus is None else "llama3-70b-slice8"
+    params: dict[str, Scalar] = {"sequence": tokens, "batch": 1, "shape": shape}
     params |= {"dtype": dtype, "mode": mode}
-    return cell(host="h01", probe="prefill", params=params, devices=["h01-GPU-0"], **more)
+    if gpus is not None:
+        params["tensor_parallel"] = gpus
+        more["ranks"] = gpus
+    devices = [f"h01-GPU-{i}" for i in range(gpus or 1)]
+    return cell(host="h01", probe="prefill", params=params, devices=devices, **more)
 
 
 def _judge(store: Store) -> None:

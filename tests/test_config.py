@@ -80,7 +80,7 @@ def test_every_key_of_the_example_is_read(tmp_path: Path) -> None:
         processes=standard.processes,
         blocks=standard.blocks,
         probes=(
-            ProbeChoice("host_memory", {"op": ("copy", "triad", "latency")}),
+            ProbeChoice("host_memory", {"op": ("copy", "latency")}),
             ProbeChoice(
                 "all_reduce",
                 {"bytes": (8192, 2**20, 10**9), "ranks": (2,), "hosts": ("one", "all")},

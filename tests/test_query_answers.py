@@ -213,7 +213,7 @@ def test_one_process_has_no_spread(fleet: Fleet) -> None:
 
 def test_prefill_by_length_follows_one_curve(fleet: Fleet) -> None:
     """Another way of running is another curve, as the older prompt of 8192 tokens is."""
-    rows = fleet.ask("prefill-by-length")
+    rows = fleet.ask("prefill-by-length", model="llama3-8b")
     columns = ("dtype", "seq_len", "tokens_per_second", "of_best_ratio")
     assert pick(rows, *columns) == [
         ("bf16", 512, 9_000.0, near(9 / 25)),
@@ -249,14 +249,16 @@ def test_steps_are_told_by_context_batch_and_cache_with_what_bounds_them(fleet: 
 
 
 def test_precisions_stand_beside_what_they_get_wrong(fleet: Fleet) -> None:
-    rows = {(r["seq_len"], r["dtype"]): r for r in fleet.ask("prefill-by-precision")}
+    rows = {
+        (r["seq_len"], r["dtype"]): r for r in fleet.ask("prefill-by-precision", model="llama3-8b")
+    }
     quick = rows[2048, "fp8"]
     assert (quick["speed_ratio"], quick["relative_error_ratio"]) == (near(1.5), 0.05)
     assert (rows[2048, "bf16"]["speed_ratio"], rows[2048, "bf16"]["relative_error_ratio"]) == (
         1.0,
         0.004,
     )
-    against = fleet.ask("prefill-by-precision", reference="fp8")
+    against = fleet.ask("prefill-by-precision", model="llama3-8b", reference="fp8")
     assert sorted(pick(against, "seq_len", "dtype", "speed_ratio"), key=str) == [
         (2048, "bf16", near(24 / 36)),
         (2048, "fp8", 1.0),
