@@ -197,7 +197,7 @@ def test_without_scripts_words_and_tables_are_there(browser: Browser, report: st
     """The first paint waits for no chart."""
     with opened(browser, report, java_script_enabled=False) as page:
         assert page.locator("h1").inner_text() == "gpu01 of cluster lab"
-        assert page.locator("section h2").count() == 13
+        assert page.locator("section h2").count() == 14
         page.locator("#h0-h2d summary").click()
         assert page.locator("#h0-h2d tbody tr").first.is_visible()
 
