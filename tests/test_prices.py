@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
@@ -12,14 +13,14 @@ import pytest
 import sqlalchemy as sa
 
 from documents import check
-from storing import begin, cell, host, reading, run
+from storing import begin, cell, host, new_id, reading, run
 from topobench import cli
 from topobench.db.prices import Price, add_price, hour_amount, list_prices, list_skus
 from topobench.db.queries import load, run_query
 from topobench.db.store import Store
 from topobench.errors import UsageError
 from topobench.host import Host
-from topobench.reading import Scalar
+from topobench.reading import Arm, Binding, Scalar
 
 BUSBW = "busbw_bytes_per_second"
 FROM = "2026-01-01T00:00:00.000000Z"
@@ -220,8 +221,10 @@ def test_bandwidth_prefill_and_form_factors_have_their_price(store: Store) -> No
 def test_the_numa_tax_has_a_price_and_an_interval(store: Store) -> None:
     arms = {"local": 50e9, "remote": 40e9}
     cells = [cell(host="k0", probe="host_to_device", binding=b, devices=["GPU-0"]) for b in arms]
+    own = Arm(Binding("local"), env={"NCCL_P2P_DISABLE": "1"}, env_name="p2p_off")
+    cells.append(dataclasses.replace(cells[0], id=new_id(), arm=own))  # no reference of bindings
     begin(store, *cells, hosts=fleet(1))
-    for planned, speed in zip(cells, arms.values(), strict=True):
+    for planned, speed in zip(cells, (*arms.values(), 10e9), strict=True):
         store.put_run(run(planned, reading(speed, spread=0.1)))
     add_price(store, price(amount=24.0))
     (row,) = answer(store, "price-numa-tax")

@@ -7,10 +7,11 @@
 -- param now moment = now: ages are counted up to here
 -- tax_ratio: 0.1 = 10 % worse than local; its ends take both intervals at once, the widest that
 -- they allow. hour_loss: that share of what the devices cost an hour, were all their time spent
--- on this case.
+-- on this case. Arms that compare an environment are none of these: query env-gain.
 WITH priced AS (
     SELECT * FROM v_price_performance
     WHERE better <> 0 AND metric <> 'locality_ratio' AND rank IS NULL AND median > 0
+        AND arm NOT LIKE '%+%'
         AND cluster LIKE :cluster AND probe LIKE :probe
         AND price_from <= :at AND (price_to IS NULL OR price_to > :at)
         AND measured_at >= :since
