@@ -19,7 +19,7 @@ from topobench.probes import bench
 from topobench.probes.accelerator import Cpus
 from topobench.probes.precisions import PRECISIONS
 from topobench.probes.prefill import Prefill
-from topobench.probes.prefill_case import tokeniser
+from topobench.probes.prefill_case import saved, tokeniser
 from topobench.probes.shapes import SHAPES
 from topobench.probes.transformer import Place
 from topobench.reading import Reading, ReasonCode, Status
@@ -48,6 +48,12 @@ def measured() -> tuple[dict[tuple[str, str], Reading], Listener]:
 
 def value(metric: str, point: str = "") -> float:
     return measured()[0][metric, point].summary.median
+
+
+def test_what_a_pass_saves_is_never_below_nothing() -> None:
+    """A share below 0 is no value: it would spoil every number of a case that noise touched."""
+    assert saved(3.0, 4.0) == 0.25
+    assert saved(4.01, 4.0) == 0.0
 
 
 def test_times_and_rates_speak_of_the_same_passes() -> None:
