@@ -133,8 +133,8 @@ class TestProtocol:
     def test_a_gpu_rests_between_what_throttles_it_and_what_does_not(self) -> None:
         """Else the next numbers would be set aside for the heat of the last ones."""
 
-        def rested(probe: str, *devices: str) -> float:
-            talk.go(probe, devices=devices)
+        def rested(probe: str, *devices: str, **params: float) -> float:
+            talk.go(probe, devices=devices, **params)
             while (message := talk.hear())["type"] != "end":
                 pass
             return float(message["conditions"].get("rested_seconds", 0.0))
@@ -146,6 +146,8 @@ class TestProtocol:
             assert rested("heavy", "GPU-0") == 0.0
             assert 0.0 < rested("steady", "GPU-0") <= REST_SECONDS
             assert rested("steady", "GPU-0") == 0.0
+            assert rested("heavy", "GPU-0", value=-1.0) == 0.0
+            assert 0.0 < rested("steady", "GPU-0") <= REST_SECONDS
             assert rested("heavy") == 0.0
             assert rested("steady") == 0.0
 

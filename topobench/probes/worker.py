@@ -138,14 +138,16 @@ class Worker:
         """Measure a cell; None if every number may be used."""
         try:
             self._grip.verify("before")
-            context, probe = self._context(go, attempt, began), _probe(go)
-            heavy = bool(context.devices) and getattr(probe, "reaches_power_limit", False)
+            probe = _probe(go)
+            heavy = bool(go["devices"]) and getattr(probe, "reaches_power_limit", False)
             if not heavy and (rest := self._rested_at - time.monotonic()) > 0:
                 attempt.note("rested_seconds", rest)
                 time.sleep(rest)
-            failure = attempt.measure(probe, context)
-            if heavy:
-                self._rested_at = time.monotonic() + REST_SECONDS
+            try:
+                failure = attempt.measure(probe, self._context(go, attempt, began))
+            finally:  # one that failed may have heated it as well
+                if heavy:
+                    self._rested_at = time.monotonic() + REST_SECONDS
             self._grip.verify("after")
             attempt.prove_placement(bound=self._grip.memory_bound)
         except Exception as error:  # whatever a probe raises becomes a stored reason
