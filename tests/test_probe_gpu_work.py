@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,7 @@ from topobench.probes.device_work import Figures, Site
 from topobench.probes.gemm import PRECISIONS, Endurance, Gemm, Products
 from topobench.probes.kernel_launch import CALLS, Calls
 from topobench.probes.peer import Copies, End, Peer, Way, pool_bytes, random_bytes
+from topobench.probes.protocol import REST_SECONDS
 from topobench.probes.timing import Timed
 
 MIB = 1 << 20
@@ -266,6 +268,17 @@ def test_a_pool_is_beyond_the_caches_and_holds_the_largest_copy() -> None:
 def test_a_cell_without_a_pair_is_unavailable() -> None:
     with pytest.raises(ProbeUnavailable, match="no_gpu"):
         measure(Peer(), Listener().context())
+
+
+def test_a_gpu_rests_before_a_burst_whichever_kernel_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else what was measured before would throttle the types that cuBLASLt is not asked for."""
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    for dtype in PRECISIONS.keys() - cublaslt.TYPES.keys():
+        assert Products(torch, dtype, SIZE, 2, device="cpu").choose() == "torch"
+    assert pauses == [REST_SECONDS] * 2
 
 
 def test_without_cublaslt_there_is_only_the_kernel_of_torch() -> None:

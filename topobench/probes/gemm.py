@@ -239,6 +239,7 @@ class Products:
         for place, kernel in enumerate(cublaslt.kernels(self._torch, self._dtype, self._size)):
             ways[f"cuBLASLt {place}"] = kernel
         if len(ways) == 1:
+            time.sleep(REST_SECONDS)  # what this worker measured before may have heated the GPU
             return "torch"
         queue = cuda.CudaQueue(self._torch)
         settled = time.monotonic() + SETTLING_SECONDS
