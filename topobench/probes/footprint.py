@@ -69,11 +69,13 @@ def moved_bytes(shape: Shape, precision: Precision, sequence: int, batch: int) -
     What a pass must at least read and write: weights once, operands and results of products.
 
     Of experts only those that some token meets are read: all, from a few hundred tokens on.
+    Rows of the embedding are not counted, and the others are not read.
     """
     tokens, each = batch * sequence, precision.activation_bytes
     rows = sum(m.use * m.copies * (m.rows + m.columns) for m in shape.matrices())
     kept = tokens * kv_bytes_per_token(shape, each)
-    return weights_bytes(shape, precision) + kept + each * tokens * shape.layers * rows
+    read = weights_bytes(shape, precision) - each * shape.vocabulary * shape.width
+    return read + kept + each * tokens * shape.layers * rows
 
 
 def work_bytes(
