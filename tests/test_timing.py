@@ -304,6 +304,19 @@ def test_samples_that_grow_too_long_for_a_second_one_in_a_burst_still_count() ->
     assert sampler.counted[1:] == pytest.approx([0.387] * 5)
 
 
+@pytest.mark.parametrize(
+    ("operation", "pauses"), [(None, [0.0]), (0.0125, [0.0]), (0.1, [timing.PAUSE_SECONDS])]
+)
+def test_long_operations_begin_with_a_pause_however_many_gpus_share_a_sample(
+    operation: float | None, pauses: list[float]
+) -> None:
+    """Of eight GPUs that need 0.1 s each at the same time, a sample is 0.0125 s."""
+    load = Load(0.0125)
+    sampler = timing.Bursts(0.0, 0.5, clock=load.clock, sleep=load.sleep, operation=operation)
+    sampler.add(load.run())
+    assert load.pauses == pauses
+
+
 def test_few_samples_of_bursts_converged_if_they_are_alike() -> None:
     for spread, reason in ((0.004, "converged"), (0.04, "budget")):
         load = Load(0.1)

@@ -214,7 +214,7 @@ class Gpu:
         once = max(self._site.gather(self.once(call)))
         count = min(QUEUE_MAX, max(1, round(PASSES_SECONDS / once)))
         budget_seconds = max(budget_seconds, self._least_passes(once) * once)
-        sampler = Bursts(stats.BANDWIDTH_TOLERANCE, budget_seconds)
+        sampler = Bursts(stats.BANDWIDTH_TOLERANCE, budget_seconds, operation=once)
         try:
             segments = device_work.segments_of(once)
             figures = self._site.queued(lambda n: _repeat(call, n), count, sampler, segments)
@@ -231,7 +231,8 @@ class Gpu:
         """Of several GPUs, while all do the same; in bursts of load."""
         once = max(self._site.gather(wall(call)))
         budget_seconds = max(budget_seconds, self._least_passes(once) * once)
-        return self._site.called(call, Bursts(stats.LATENCY_TOLERANCE, budget_seconds))
+        sampler = Bursts(stats.LATENCY_TOLERANCE, budget_seconds, operation=once)
+        return self._site.called(call, sampler)
 
     def stages(self, run: Callable[[Mark], Any]) -> dict[str, list[float]] | None:
         """After a pause, events between the stages, behind a spin; None if none outlasts them."""

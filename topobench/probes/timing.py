@@ -177,10 +177,13 @@ class Bursts(Sampler):
 
     Args:
         sleep: Waits so many seconds; pauses are no part of the budget.
+        operation: Seconds of one, where samples are none of them: of several GPUs at once, say,
+            a sample is the inverse of the sum of their rates. None: samples are.
     """
 
     least: ClassVar[int] = 6
     sleep: Callable[[float], None] = time.sleep
+    operation: float | None = None
     _counts: list[bool] = field(default_factory=list, init=False)
     _paused: float = field(default=0.0, init=False)
     _burst: float | None = field(default=None, init=False)
@@ -208,7 +211,8 @@ class Bursts(Sampler):
             self.stop_reason = self._why_stop()
         self._last = now
         if ends and self.stop_reason is None:
-            self._pause(0.0 if self._burst is None and sample < SHORT_SECONDS else PAUSE_SECONDS)
+            short = (sample if self.operation is None else self.operation) < SHORT_SECONDS
+            self._pause(0.0 if self._burst is None and short else PAUSE_SECONDS)
 
     def timed(self, operations: int = 1) -> Timed:
         """
