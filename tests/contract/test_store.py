@@ -630,17 +630,27 @@ def test_a_topology_without_fingerprints_is_told_apart_by_its_content(store_url:
 
 
 def test_windows_of_a_served_run_are_rows_and_three_good_ones_hold_a_load(store_url: str) -> None:
-    """Of an open loop the rate is the load; a window that is not valid breaks the row."""
+    """
+    Of an open loop the rate is the load; a window that is not valid breaks the row.
+
+    A load that a search gave up when it was to be confirmed did not hold, three good ones or not.
+    """
+    bracket, confirm, over = ("bracket", True, 3), ("confirm", True, 3), ("confirm", True, 5)
+    told = [
+        *((20, confirm),) * 3,
+        *((30, bracket), (30, confirm), (30, confirm), (30, over)),
+        *((40, confirm), (40, ("confirm", False, 3))),
+    ]
     windows: list[dict[str, Any]] = [
         {
             "window_no": number,
-            "purpose": "confirm",
+            "purpose": purpose,
             "started_at": "2026-11-02T01:00:00.500000+00:00",
             "duration_seconds": 60.0,
             "concurrency": None,
             "offered_per_second": rate,
             "n": 400,
-            "n_over": 3,
+            "n_over": n_over,
             "errors": 0,
             "p50_seconds": 0.1,
             "p99_seconds": 0.3,
@@ -653,20 +663,22 @@ def test_windows_of_a_served_run_are_rows_and_three_good_ones_hold_a_load(store_
             "valid": valid,
             "latencies": {"ttft_seconds": {"p50": 0.1}},
         }
-        for number, (rate, valid) in enumerate([(20, True)] * 3 + [(40, True), (40, False)])
+        for number, (rate, (purpose, valid, n_over)) in enumerate(told)
     ]
     served = cell(probe="serving", params={"server": "mine", "mode": "search"})
     with Store.open(store_url) as store:
         begin(store, served)
         store.put_run(run(served, reading(0.1), conditions={"windows": windows}))
-        assert count(store, "slo_window") == 5
+        assert count(store, "slo_window") == 9
         seen = rows(store, "SELECT * FROM v_slo ORDER BY window_no")
         answer = run_query(store, "slo", since="2026-01-01")
     assert [(r["meets"], r["meets_in_a_row"], r["valid"]) for r in seen] == [
-        *((1, 1, 1), (1, 2, 1), (1, 3, 1), (1, 1, 1), (0, 0, 0)),
+        *((1, 1, 1), (1, 2, 1), (1, 3, 1)),
+        *((1, 1, 1), (1, 2, 1), (1, 3, 1), (0, 0, 1)),
+        *((1, 1, 1), (0, 0, 0)),
     ]
     assert {r["backend"] for r in seen} == {"mine"}
     (row,) = [dict(zip(answer.columns, values, strict=True)) for values in answer.rows]
     assert (row["concurrency"], row["first_over"]) == (None, None)
-    assert (row["offered_per_second"], row["first_over_per_second"]) == (20.0, 40.0)
+    assert (row["offered_per_second"], row["first_over_per_second"]) == (20.0, 30.0)
     assert row["tokens_per_joule"] == pytest.approx(5.0)

@@ -8,7 +8,8 @@
 -- param now moment = now: ages are counted up to here
 -- Of the newest run of each case. concurrency: requests in flight; offered_per_second: of an open
 -- loop. first_over: smallest load above that did not hold, NULL if none was tried: then the server
--- may take more. n, errors, p99_seconds (the worst), tokens_per_joule: of its windows.
+-- may take more. n, errors, p99_seconds (the worst), tokens_per_joule: of its windows. A load that
+-- broke the limit when a search confirmed it did not hold, whatever it did before.
 WITH newest AS (
     SELECT
         v.*, CASE WHEN concurrency IS NULL THEN offered_per_second END AS rate,
@@ -24,6 +25,8 @@ WITH newest AS (
         cluster, host, host_key, sku, devices, n_devices, probe, params, model, dtype, backend,
         arm, case_id, run, sweep, source, synthetic, measured_unix_seconds, concurrency, rate,
         held, max(limit_on) AS limit_on, max(limit_seconds) AS limit_seconds,
+        max(CASE WHEN purpose = 'confirm' AND (100 * n_over > n OR 1000 * errors > n)
+            THEN 1 ELSE 0 END) AS given_up,
         max(meets_in_a_row) AS in_a_row, count(*) AS n_windows,
         sum(n) AS n, sum(n_over) AS n_over, sum(errors) AS errors,
         max(p99_seconds) AS p99_seconds, avg(answered_per_second) AS answered_per_second,
@@ -37,7 +40,8 @@ WITH newest AS (
 ), judged AS (
     SELECT
         loads.*,
-        max(CASE WHEN in_a_row >= :windows THEN held END) OVER (PARTITION BY run) AS best
+        max(CASE WHEN in_a_row >= :windows AND given_up = 0 THEN held END)
+            OVER (PARTITION BY run) AS best
     FROM loads
 ), bracketed AS (
     SELECT
