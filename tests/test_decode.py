@@ -14,7 +14,7 @@ from topobench.errors import ProbeUnavailable, ResultInvalid
 from topobench.plan import make_plan
 from topobench.probes import decode_work
 from topobench.probes.decode import Decode
-from topobench.probes.decode_case import KNOWN, bound_by
+from topobench.probes.decode_case import KNOWN, bound_by, check_attention
 from topobench.probes.decode_step import Decoder, split_attention
 from topobench.probes.decode_work import KEPT
 from topobench.probes.precisions import PRECISIONS
@@ -64,6 +64,30 @@ def test_token_by_token_gives_what_one_pass_over_the_prompt_gives() -> None:
     with torch.no_grad():
         wanted = model.forward(ids, model.cache(*ids.shape))
     assert far(stepped(model, "fp32", ids, TOKENS - 3), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("kept", ["fp32", "fp8", "int8"])
+def test_attention_that_leaves_out_the_end_of_a_long_context_is_found(kept: str) -> None:
+    """Whatever the type of the cache, in the first sequence or the last."""
+    decoder = Decoder(made(), KEPT[kept], 1000)
+    query, keys, values = decoder.sample(3)
+    found = decoder.read(query, keys, values)
+    check_attention(query, keys, values, found)
+    short = Decoder(made(), KEPT[kept], 990)
+    cut = [tuple(tensor[:, :, :990] for tensor in held) for held in (keys, values)]
+    found[-1] = short.read(query, *cut)[-1]
+    with pytest.raises(ResultInvalid, match="attention of 1000 tokens is off by"):
+        check_attention(query, keys, values, found)
+
+
+def test_a_kernel_that_does_not_compute_attention_gives_no_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = Decoder.read
+    monkeypatch.setattr(Decoder, "read", lambda *given: 1.1 * right(*given))
+    with pytest.raises(ResultInvalid, match="attention of 32 tokens is off by"):
+        measure(Decode(shape="tiny", dtype="fp32", kv_dtype="fp32", context=32, batch=2),
+                Listener().context())  # fmt: skip
 
 
 @pytest.mark.parametrize(("kept", "least", "most"), [("fp8", 0.003, 0.1), ("int8", 5e-4, 0.03)])

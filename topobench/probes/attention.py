@@ -140,6 +140,20 @@ def check(torch: Any, heads: tuple[Any, Any, Any], found: Any) -> None:
         wanted = scores.masked_fill(later, float("-inf")).softmax(-1) @ value[0, own].float()
         error += float((found[0, head, rows].float() - wanted).square().sum())
         spread += float(wanted.square().sum())
+    require_near(error, spread, tokens)
+
+
+def require_near(error: float, spread: float, tokens: int) -> None:
+    """
+    Refuse attention that is too far from its formula.
+
+    Args:
+        error: Squares of the differences, summed.
+        spread: Squares of what is right, summed.
+
+    Raises:
+        ResultInvalid: ``wrong_data``.
+    """
     far = (error / spread) ** 0.5
     if not far <= FARTHEST:
         raise ResultInvalid(

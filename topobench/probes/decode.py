@@ -18,7 +18,14 @@ from topobench.probes import attention, decode_metrics, gemm, precisions
 from topobench.probes import prefill_metrics as common
 from topobench.probes.accelerator import Accelerator, accelerator, memory_named
 from topobench.probes.bench import BENCH
-from topobench.probes.decode_case import DEVICE_SECONDS, WALL_SECONDS, Case, roofs_of, told
+from topobench.probes.decode_case import (
+    DEVICE_SECONDS,
+    WALL_SECONDS,
+    Case,
+    check_attention,
+    roofs_of,
+    told,
+)
 from topobench.probes.decode_step import SPLIT, Decoder
 from topobench.probes.decode_work import KEPT, Kept, flop, footprint, read_bytes
 from topobench.probes.device_work import segments_of
@@ -245,12 +252,11 @@ class Decode:
             return "math"
         query, keys, values = model.sample(self.batch)
 
+        def read() -> Any:
+            return model.read(query, keys, values)
+
         def timed(backend: str) -> float:
             model.choose(backend)
-
-            def read() -> Any:
-                return model.read(query, keys, values)
-
             try:
                 with only(device.torch, backend):
                     return min(device.once(read) for _ in range(attention.PASSES))
@@ -266,6 +272,10 @@ class Decode:
             timed,
             also=(SPLIT,) if device.capability else (),
         )
+        model.choose(chosen)
+        with only(device.torch, chosen):
+            found = read()
+        device.on_all(lambda: check_attention(query, keys, values, found))
         context.note("attention", told(chosen, model))
         context.note("attention_tried", tried)
         return chosen

@@ -13,7 +13,7 @@ from topobench.probes import decode_metrics as metrics
 from topobench.probes import prefill_metrics as common
 from topobench.probes.accelerator import Accelerator
 from topobench.probes.bench import BENCH, CHECKED_TOKENS, distance, require_close
-from topobench.probes.decode_step import SPLIT, Decoder
+from topobench.probes.decode_step import SPLIT, Decoder, Held
 from topobench.probes.decode_work import flop, kept_bytes, read_bytes, token_bytes
 from topobench.probes.device_work import Figures
 from topobench.probes.driver import Driver
@@ -287,6 +287,35 @@ def step_error(torch: Any, model: Decoder) -> float:
     kept = short.cache(1, 1)
     short.take(kept, cache)
     return distance(short.forward(ids[:, -1:], kept), wanted)
+
+
+def check_attention(query: Any, keys: Held, values: Held, found: Any) -> None:
+    """
+    Compare attention of the first and the last sequence with the formula in float32.
+
+    A step's logits are checked after a short prompt alone; a long context takes other ways.
+
+    Args:
+        query: As of ``Decoder.read``, with the keys and values; ``found`` is what it gave.
+
+    Raises:
+        ResultInvalid: ``wrong_data``.
+    """
+    error = spread = 0.0
+    for row in {0, len(query) - 1}:
+        for head in range(query.shape[1]):
+            key, value = (_numbers(held, row, head) for held in (keys, values))
+            scores = query[row, head].float() @ key.T / query.shape[-1] ** 0.5
+            wanted = scores.softmax(-1) @ value
+            error += float((found[row, head].float() - wanted).square().sum())
+            spread += float(wanted.square().sum())
+    attention.require_near(error, spread, keys[0].shape[2])
+
+
+def _numbers(held: Held, row: int, head: int) -> Any:
+    """Of one head (tokens, width) in float32."""
+    numbers = held[0][row, head].float()
+    return numbers * held[1][row, head].unsqueeze(-1) if len(held) > 1 else numbers
 
 
 def prefilled(torch: Any, model: Decoder, ids: Any) -> Any:
