@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -279,6 +280,36 @@ def test_a_gpu_rests_before_a_burst_whichever_kernel_there_is(
     for dtype in PRECISIONS.keys() - cublaslt.TYPES.keys():
         assert Products(torch, dtype, SIZE, 2, device="cpu").choose() == "torch"
     assert pauses == [REST_SECONDS] * 2
+
+
+class HostQueue:
+    """Work that is done when its call comes back, behind a spin that never ends too early."""
+
+    def spin(self, seconds: float) -> None:
+        pass
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def passed(self, mark: float) -> bool:
+        return False
+
+    def between(self, start: float, end: float) -> float:
+        return end - start
+
+    def wait(self) -> None:
+        pass
+
+
+def test_a_kernel_that_was_proposed_and_refuses_is_never_the_fastest() -> None:
+    def refuses(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> None:
+        raise cublaslt.Refused("status 15")
+
+    products = Products(torch, "fp32", SIZE, 2, device="cpu")
+    ways: dict[str, cublaslt.Multiply] = {"cuBLASLt 0": refuses, "torch": products._by_torch}
+    found = products._each(ways, HostQueue())
+    assert found["cuBLASLt 0"] == math.inf
+    assert 0 < found["torch"] < math.inf
 
 
 def test_without_cublaslt_there_is_only_the_kernel_of_torch() -> None:

@@ -32,6 +32,7 @@ from topobench.probes.timing import (
     QUEUE_MAX,
     SPIN_MIN_SECONDS,
     Enqueue,
+    Queue,
     Sampler,
     behind_spin,
 )
@@ -251,12 +252,15 @@ class Products:
         time.sleep(REST_SECONDS)
         return chosen
 
-    def _each(self, ways: dict[str, cublaslt.Multiply], queue: cuda.CudaQueue) -> dict[str, float]:
-        """Seconds of a few products by every kernel; infinite where the spin ended early."""
-        found = {}
+    def _each(self, ways: dict[str, cublaslt.Multiply], queue: Queue) -> dict[str, float]:
+        """Seconds of a few products by every kernel; infinite where it refuses, or none is told."""
+        found = dict.fromkeys(ways, math.inf)
         for name, self._multiply in ways.items():
-            took = behind_spin(queue, self.enqueue, CHOICE_PRODUCTS, spin_seconds=SPIN_MIN_SECONDS)
-            found[name] = math.inf if took is None else took
+            with contextlib.suppress(cublaslt.Refused):  # proposed, and yet not to be had
+                took = behind_spin(
+                    queue, self.enqueue, CHOICE_PRODUCTS, spin_seconds=SPIN_MIN_SECONDS
+                )
+                found[name] = math.inf if took is None else took
         return found
 
     def enqueue(self, count: int) -> None:
