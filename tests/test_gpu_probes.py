@@ -173,6 +173,12 @@ class TestPairs:
         assert 1.5 * one < both[BANDWIDTH].median < 2.1 * one
         assert listener.notes["bytes_convention"] == "2 x copy, each byte once"
 
+    def test_all_at_once_between_two_is_both_ways(self) -> None:
+        both = pair(Peer(ways="both"))[0][BANDWIDTH].median
+        found, listener = pair(Peer(ways="all"))
+        assert found[BANDWIDTH].median == pytest.approx(both, rel=0.05)
+        assert listener.notes["bytes_convention"] == "2 x copy, each byte once"
+
     def test_small_copies_tell_a_latency(self) -> None:
         found, _ = pair(Peer(bytes=16))
         assert 0.5e-6 < found[LATENCY].median < 100e-6

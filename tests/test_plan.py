@@ -474,6 +474,12 @@ class TestPairs:
         assert sorted(both) == sorted(itertools.combinations(keys, 2))
         assert len(cells) == 12 + 6
 
+    def test_all_gpus_copy_at_once_in_one_cell(self) -> None:
+        cells = planned(self.plan(4, "peer.ways=one,all").cells)
+        keys = tuple(g.key for g in dual(4).gpus)
+        assert [c.devices for c in cells if c.case.params["ways"] == "all"] == [keys]
+        assert len(cells) == 12 + 1
+
     def test_repeats_have_a_worker_each(self) -> None:
         config = dataclasses.replace(configured(probes="peer"), processes=3)
         plan = make_plan(config, [host(dual(3))], seed=1)

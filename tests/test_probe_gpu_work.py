@@ -223,9 +223,9 @@ class HostCopies(Copies):
 
     def __init__(self, chunk: int, ways: int) -> None:
         pattern = random_bytes(16 * chunk)
-        ends = [End(i, 0, pattern.clone(), torch.empty_like(pattern)) for i in range(2)]
-        both = [Way(ends[0], ends[1], None), Way(ends[1], ends[0], None)]
-        super().__init__(torch, cast(Any, None), both[:ways], chunk)
+        ends = [End(i, 0, pattern.clone(), torch.empty_like(pattern)) for i in range(max(2, ways))]
+        around = [Way(a, b, None) for a, b in itertools.pairwise([*ends, ends[0]])]
+        super().__init__(torch, cast(Any, None), around[:ways], chunk)
 
     def wait(self) -> None:
         pass
@@ -240,7 +240,7 @@ class HostCopies(Copies):
         yield
 
 
-@pytest.mark.parametrize("ways", [1, 2])
+@pytest.mark.parametrize("ways", [1, 2, 4])
 def test_a_pair_walks_its_pools_and_every_wrong_byte_is_found(ways: int) -> None:
     copies = HostCopies(256, ways)
     copies.verify()
@@ -250,6 +250,7 @@ def test_a_pair_walks_its_pools_and_every_wrong_byte_is_found(ways: int) -> None
     copies.verify()
     copies.enqueue(3)
     copies.check()
+    assert [end.index for end in copies.ends] == list(range(max(2, ways)))
     way = copies.ways[-1]
     assert bool((way.target.target[3 * 256 :] == 0xA5).all())
     way.target.target[700] += 1

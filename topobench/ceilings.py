@@ -75,7 +75,7 @@ def limit(wanted: Measurement, topology: Topology) -> Limit | None:
         return _to_device(wanted, chosen, topology)
     if wanted.probe == "device_memory" and wanted.metric == "bandwidth_bytes_per_second":
         return _memory(wanted)
-    if wanted.probe == "peer" and wanted.metric in _COPIES:
+    if wanted.probe == "peer" and wanted.metric in _COPIES and len(chosen) == 2:
         return _between(wanted, chosen, topology)
     if wanted.probe in COLLECTIVES and len(chosen) > 1:
         return _collective(wanted, chosen, topology)

@@ -291,7 +291,11 @@ class _Layout:
         return Lack(Status.SKIPPED, Reason(ReasonCode.NOT_ENOUGH_MEMORY, text))
 
     def _pairs(self, choices: Sequence[Choice]) -> Iterator[Cell]:
-        """Every ordered pair of GPUs, in seeded order, by one worker that sees them all."""
+        """
+        Every ordered pair of GPUs, in seeded order, by one worker that sees them all.
+
+        Then the cases in which all GPUs copy at once.
+        """
         for choice in choices:
             yield from self._broken(choice)
         whole = self.gpus.whole
@@ -308,10 +312,14 @@ class _Layout:
             first, second = pair
             # Both ways at once is the same from either end.
             mirrored = whole.index(first) > whole.index(second)
-            cases = [t for t in bench.cases if not (mirrored and t[0].params.get("ways") == "both")]
+            left_out = {"all", "both"} if mirrored else {"all"}
+            cases = [t for t in bench.cases if t[0].params.get("ways") not in left_out]
             keys = first.key, second.key
             group = _Group(arm, cases, keys, visible=bench.keys)
             yield from self._rounds([group], f"pair {' '.join(keys)}", self.site.config.processes)
+        together = [t for t in bench.cases if t[0].params.get("ways") == "all"]
+        group = _Group(arm, together, bench.keys, visible=bench.keys)
+        yield from self._rounds([group], "all pairs", self.site.config.processes)
 
     def _matrix(self, choices: Sequence[Choice]) -> Iterator[Cell]:
         """Every CPU node against every memory node, as one comparison without a device."""

@@ -1,5 +1,5 @@
 """
-Copies between two GPUs of a host, read or written, one way or both ways at once.
+Copies between GPUs of a host, read or written: one way, both ways at once, or all at once.
 
 Whoever does the copy matters: a GPU reads from its peer, or writes to it. torch always has
 the source write, so the driver is asked itself. Without peer access the driver brings the
@@ -45,7 +45,7 @@ POISON = 0xA5
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Bandwidth of copies of one size from the cell's first GPU to its second."""
+    """Bandwidth of copies of one size from each GPU of the cell to the next."""
 
     name: ClassVar[str] = "peer"
     version: ClassVar[int] = 1
@@ -66,8 +66,9 @@ class Peer:
     ways: str = parameter(
         "one",
         kind=Kind.CHOICE,
-        choices=("one", "both"),
-        help="first to second GPU, or both ways at once (bytes of both counted)",
+        choices=("one", "both", "all"),
+        help="first to second GPU; both ways at once; or each GPU of the host to the next, all at "
+        "once (the bytes of all ways counted)",
     )
     p2p: str = parameter(
         "on",
@@ -81,12 +82,12 @@ class Peer:
         Measure queued copies; single calls where the driver does not let them be queued.
 
         Raises:
-            ProbeUnavailable: Not two GPUs, no torch, not enough memory, or no peer access.
+            ProbeUnavailable: No pair of GPUs, no torch, not enough memory, or no peer access.
             ProbeError: ``torch_cannot_use_gpu``, ``oom``, ``cuda_error``.
             ResultInvalid: ``wrong_data``: peer access can be granted and copy garbage.
         """
         torch = cuda.require_gpu(context)
-        if len(context.devices) != 2:
+        if len(context.devices) < 2 or (len(context.devices) > 2 and self.ways != "all"):
             raise ProbeUnavailable(ReasonCode.NEEDS_2_GPUS, "this cell has no pair of GPUs")
         indices = positions(torch, context.devices)
         with cuda.errors_named():
@@ -132,13 +133,13 @@ class Peer:
 @dataclass(frozen=True, slots=True)
 class End:
     """
-    A GPU of the pair.
+    A GPU that copies.
 
     Args:
         index: torch's number of it.
         context: Handle of its context.
-        pattern: The same random bytes on both ends, brought there through host memory.
-        target: What the peer's pattern is copied to.
+        pattern: The same random bytes on all ends, brought there through host memory.
+        target: What a peer's pattern is copied to.
     """
 
     index: int
@@ -164,7 +165,7 @@ class Way:
 
 class Copies:
     """
-    Walks the pools of one or both ways, chunk by chunk.
+    Walks the pools of all ways, chunk by chunk.
 
     Args:
         done: Chunks copied since the targets were poisoned.
@@ -187,8 +188,9 @@ class Copies:
             with torch.cuda.device(index):
                 own = pattern.to(f"cuda:{index}")
                 ends.append(End(index, driver.current_context(), own, torch.empty_like(own)))
-        first, second = ends
-        pairs = [(first, second), (second, first)][: 2 if probe.ways == "both" else 1]
+        pairs = list(zip(ends, [*ends[1:], ends[0]], strict=True))  # each to the next
+        if probe.ways == "one":
+            pairs = pairs[:1]
         engines = [(t if probe.op == "read" else s).index for s, t in pairs]
         ways = [
             Way(*pair, torch.cuda.Stream(engine))
@@ -206,15 +208,24 @@ class Copies:
         """Bytes that one operation moves: a chunk each way."""
         return float(self.chunk * len(self.ways))
 
+    @property
+    def ends(self) -> list[End]:
+        """All GPUs that copy or are copied to."""
+        return list({end.index: end for w in self.ways for end in (w.source, w.target)}.values())
+
     def grant(self, *, on: bool) -> None:
         """
-        Let the two reach each other's memory, or no longer.
+        Let source and target of each way reach each other's memory, or no longer.
 
         Raises:
             ProbeUnavailable: ``unsupported``: the driver allows no peer access.
         """
-        ends = self.ways[0].source, self.ways[0].target
-        for own, peer in (ends, ends[::-1]):
+        reached = {
+            (own.index, peer.index): (own, peer)
+            for way in self.ways
+            for own, peer in ((way.source, way.target), (way.target, way.source))
+        }
+        for own, peer in reached.values():
             if on and not self._driver.can_access(own.index, peer.index):
                 raise ProbeUnavailable(
                     ReasonCode.UNSUPPORTED, "the driver allows no peer access between these GPUs"
@@ -228,8 +239,8 @@ class Copies:
         with contextlib.ExitStack() as stack:
             if len(self.ways) > 1:
                 stack.enter_context(self._beside())
-                self._copy(self.ways[1], offsets)
-            self._copy(self.ways[0], offsets)
+            for way in self.ways[::-1]:
+                self._copy(way, offsets)
         self.done += count
 
     def verify(self) -> None:
@@ -259,17 +270,19 @@ class Copies:
                 )
 
     def wait(self) -> None:
-        """Block until both GPUs are idle."""
-        for end in (self.ways[0].source, self.ways[0].target):
+        """Block until all GPUs are idle."""
+        for end in self.ends:
             self._torch.cuda.synchronize(end.index)
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[None]:
-        """The second way starts with the first one's queue, which then waits for its end."""
-        main, side = (way.stream for way in self.ways)
-        side.wait_stream(main)
+        """The other ways start with the first one's queue, which then waits for their end."""
+        main, *sides = (way.stream for way in self.ways)
+        for side in sides:
+            side.wait_stream(main)
         yield
-        main.wait_stream(side)
+        for side in sides:
+            main.wait_stream(side)
 
     def _copy(self, way: Way, offsets: Sequence[int]) -> None:
         source, target = way.source.pattern.data_ptr(), way.target.target.data_ptr()
