@@ -79,7 +79,7 @@ def line_between(
         devices: UUIDs of the GPUs that take part, in any order.
         arm: Name of the arm; None takes what users get (``none/auto``), then any other.
         dtype: Type of the elements; None takes the first that was measured. Of several modes
-            of timing, queued operations count.
+            of timing, queued operations count; of several pools, cold buffers.
 
     Returns:
         None if fewer than :data:`~topobench.fit.MIN_SIZES` sizes were measured there.
@@ -92,7 +92,12 @@ def line_between(
         and arm in (None, gang.arm)
         and dtype in (None, gang.param("dtype"))
     ]
-    wanted.sort(key=lambda found: found[0].param("mode") not in (None, "queued"))
+    wanted.sort(
+        key=lambda found: (
+            found[0].param("mode") not in (None, "queued"),
+            found[0].param("pool") not in (None, "cold"),
+        )
+    )
     usual = [line for name in _USUAL_ARMS for gang, line in wanted if gang.arm == name]
     return next(iter([*usual, *(line for _, line in wanted)]), None)
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -165,6 +166,29 @@ def memory_named(drop: Callable[[], None]) -> Iterator[None]:
         return
     drop()  # outside the handler: its traceback holds the tensors
     raise ProbeUnavailable(ReasonCode.NOT_ENOUGH_MEMORY, words)
+
+
+def alike(device: Accelerator, ask: Callable[[], float]) -> list[float]:
+    """
+    A value of every rank, or a refusal on all of them: ranks that part ways would wait for ever.
+
+    Raises:
+        ProbeUnavailable: What this rank was refused, or that another one was.
+    """
+    refusal: ProbeUnavailable | None = None
+    value = math.nan
+    try:
+        value = ask()
+    except ProbeUnavailable as error:
+        refusal = error
+    found = device.gather(value)
+    if refusal:
+        raise refusal
+    if lacking := [str(rank) for rank, told in enumerate(found) if math.isnan(told)]:
+        raise ProbeUnavailable(
+            ReasonCode.UNSUPPORTED, f"rank {', '.join(lacking)} of this gang cannot run it"
+        )
+    return found
 
 
 class Gpu:

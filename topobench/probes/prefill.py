@@ -14,7 +14,13 @@ from typing import Any, ClassVar, cast
 
 from topobench.errors import ProbeUnavailable
 from topobench.probes import attention, gemm, precisions, prefill_metrics, sharded
-from topobench.probes.accelerator import LEAST_PASSES, Accelerator, accelerator, memory_named
+from topobench.probes.accelerator import (
+    LEAST_PASSES,
+    Accelerator,
+    accelerator,
+    alike,
+    memory_named,
+)
 from topobench.probes.bench import BENCH
 from topobench.probes.device_work import segments_of
 from topobench.probes.footprint import Footprint, footprint
@@ -234,9 +240,15 @@ class Prefill:
             with attention.only(device.torch, backend):
                 return attention.seconds(device, model, self.batch, self.tokens)
 
-        chosen, tried = attention.choose(device.torch, device.device, self.attention, timed)
+        tried: dict[str, Any] = {}
+
+        def choose() -> float:
+            chosen, times = attention.choose(device.torch, device.device, self.attention, timed)
+            tried.update(times)
+            return attention.CHOICES.index(chosen)
+
         # Ranks may not differ: what one of them is waited for, the others would be charged for.
-        chosen = attention.CHOICES[int(device.gather(attention.CHOICES.index(chosen))[0])]
+        chosen = attention.CHOICES[int(alike(device, choose)[0])]
         context.note("attention", chosen)
         context.note("attention_tried", tried)
         return chosen

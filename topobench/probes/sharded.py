@@ -15,7 +15,7 @@ from typing import Any
 
 from topobench import env_arms, stats
 from topobench.probes import at_once, collective
-from topobench.probes.accelerator import LEAST_PASSES, Accelerator, Call, Cpus, Gpu
+from topobench.probes.accelerator import LEAST_PASSES, Accelerator, Call, Cpus, Gpu, alike
 from topobench.probes.collective import GangTimes, Group
 from topobench.probes.device_work import Figures, Site
 from topobench.probes.protocol import WorkerContext
@@ -165,7 +165,7 @@ class ShardedGpu(_Ranks, Gpu):
     def ceiling(self, dtype: str) -> float:
         """Of all GPUs, which multiply at the same time."""
         self.meet()
-        return sum(self.gather(super().ceiling(dtype)))
+        return sum(alike(self, functools.partial(super().ceiling, dtype)))
 
     def times(self, call: Call, budget_seconds: float) -> tuple[Figures, str]:
         """Behind a spin on each GPU."""
@@ -192,7 +192,7 @@ class ShardedCpus(_Ranks, Cpus):
     def ceiling(self, dtype: str) -> float:
         """Of all processes, which multiply at the same time."""
         self.meet()
-        return sum(self.gather(super().ceiling(dtype)))
+        return sum(alike(self, functools.partial(super().ceiling, dtype)))
 
     def walls(self, call: Call, budget_seconds: float) -> Figures:
         """By the monotonic clock."""

@@ -68,6 +68,7 @@ WITH prompts AS (
             ORDER BY
                 CASE WHEN f.params LIKE '%"mode":%' AND f.params NOT LIKE '%"mode":"queued"%'
                     THEN 1 ELSE 0 END,
+                CASE WHEN f.params LIKE '%"pool":"warm"%' THEN 1 ELSE 0 END,
                 f.subject
         ) AS place
     FROM prompts p
