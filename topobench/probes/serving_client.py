@@ -31,6 +31,7 @@ _ENDLESS_FACTOR, _ENDLESS_MORE = 4, 64
 """More chunks than so many times the tokens asked for, and some: the stream has no end."""
 _LINGER_SECONDS = 1.0
 _FACT_BYTES = 4 << 20
+_CLOSING_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,13 +336,16 @@ async def opened(target: Target) -> AsyncIterator[Client]:
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     connector = aiohttp.TCPConnector(limit=0, ssl=_tls(target), ttl_dns_cache=None)
-    async with aiohttp.ClientSession(
-        connector=connector,
-        headers=target.headers,
-        timeout=aiohttp.ClientTimeout(total=None),
-        cookie_jar=aiohttp.DummyCookieJar(),
-    ) as session:
-        yield Client(session, target)
+    try:
+        async with aiohttp.ClientSession(
+            connector=connector,
+            headers=target.headers,
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        ) as session:
+            yield Client(session, target)
+    finally:  # a closed session's connections need the loop a little longer
+        await asyncio.sleep(_CLOSING_SECONDS)
 
 
 def _tls(target: Target) -> Any:
