@@ -19,8 +19,6 @@ from topobench.probes import prefill_metrics as common
 from topobench.probes.accelerator import Accelerator, accelerator, memory_named
 from topobench.probes.bench import BENCH
 from topobench.probes.decode_case import (
-    DEVICE_SECONDS,
-    WALL_SECONDS,
     Case,
     check_attention,
     roofs_of,
@@ -32,6 +30,7 @@ from topobench.probes.device_work import segments_of
 from topobench.probes.footprint import Footprint
 from topobench.probes.forward import MODES, compiler
 from topobench.probes.metrics import FLOP
+from topobench.probes.passes import DEVICE_SECONDS, WALL_SECONDS
 from topobench.probes.precisions import PRECISIONS, Precision
 from topobench.probes.prefill import (
     ASSUMED_FLOP_PER_SECOND,

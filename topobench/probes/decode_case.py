@@ -20,12 +20,10 @@ from topobench.probes.driver import Driver
 from topobench.probes.footprint import Footprint
 from topobench.probes.forward import Forward
 from topobench.probes.metrics import FLOP
-from topobench.probes.prefill_case import LAUNCHES, process_seconds, slowest
-from topobench.probes.protocol import WorkerContext
-from topobench.probes.timing import wall
+from topobench.probes.passes import Passes, Timing
 from topobench.reading import Reading
 
-DEVICE_SECONDS, WALL_SECONDS, MEMORY_SECONDS = 0.5, 0.25, 0.2
+MEMORY_SECONDS = 0.2
 MEMORY_BYTES = device_memory.GIB
 BOUND_SHARE = 0.5
 """What memory or arithmetic must take of a step's time to be what bounds it."""
@@ -46,63 +44,30 @@ class Roofs:
 
 
 @dataclass
-class Case:
+class Case(Passes[Decoder]):
     """A step of so many sequences in front of a model."""
-
-    device: Accelerator
-    context: WorkerContext
-    model: Decoder
-    batch: int
-    forward: Forward = field(init=False)
-    wanted: Any = field(init=False)
 
     def readings(self, mode: str, expected: Footprint, roofs: Roofs) -> Iterator[Reading]:
         """All readings, once a step is known to be right."""
         error = checked(self.device, self.model)
         self.device.forget()
-        self.forward = Forward(self.device, self.model, self.batch, 1)
+        self.begin(Forward(self.device, self.model, self.batch, 1))
         self.model.fill(self.forward.cache.layers)
-        staging = self.forward.staging
-        self.context.buffer_ready(staging.data_ptr(), staging.nbytes)
         self.device.forget()
-        yield from self._first_step()
-        self.forward.prepare(mode)
-        self._check("those of eager mode")
-        budget = min(DEVICE_SECONDS, self.context.deadline_seconds / 16)
-        figures, how = self.device.times(self.forward.run, budget)
-        walls = self.device.walls(self.forward.answer, min(WALL_SECONDS, budget))
-        peaks = self.device.peaks()
-        self.forward.logits.fill_(float("nan"))
-        self._check("those before timing")
-        self._note(how, expected)
-        yield from self._speeds(figures, walls)
-        yield from self._bounds(figures, roofs)
-        yield from self._memory(expected, peaks)
+        yield from self.first()
+        timing = self.timed(mode)
+        self._note(timing.how, expected)
+        yield from self._speeds(timing)
+        yield from self._bounds(timing.figures, roofs)
+        yield from self._kept()
+        yield from self.memory(expected, timing)
         yield common.single(common.ERROR, error)
-        if self.forward.compile_seconds is not None:
-            yield common.single(common.COMPILE, self.forward.compile_seconds)
-        yield from self._whole(figures)
-        yield from self._launching()
-        yield from self._stages(mode)
-        if (kernels := self.device.launches(self.forward.launched)) is not None:
-            yield common.single(common.LAUNCHES, kernels)
-
-    def _first_step(self) -> Iterator[Reading]:
-        """Run eagerly, which is what every mode is held against."""
-        self.forward.eagerly()
-        self.device.wait()
-        self.wanted = self.forward.logits.clone()
-        if not BENCH.began:
-            BENCH.began = True
-            yield common.single(common.FIRST, process_seconds())
-
-    def _check(self, what: str) -> None:
-        """Run once and compare the logits with those of the first step."""
-        self.forward.run()
-        self.device.wait()
-        error = distance(self.forward.logits, self.wanted)
-        precision = self.model.products.precision
-        self.device.on_all(lambda: require_close(error, precision, what))
+        yield from self.compiled()
+        yield from self.whole(timing.figures)
+        yield from self.launching()
+        for stage, seconds in self.stages(mode).items():
+            yield common.several(common.STAGE, tuple(seconds), stage=stage)
+        yield from self.kernels()
 
     def _note(self, how: str, expected: Footprint) -> None:
         note, shape = self.context.note, self.model.whole
@@ -120,17 +85,16 @@ class Case:
         precision = model.products.precision
         return read_bytes(model.whole, precision, model.kept, model.context, self.batch)
 
-    def _speeds(self, figures: Figures, walls: Figures) -> Iterator[Reading]:
+    def _speeds(self, timing: Timing) -> Iterator[Reading]:
+        figures = timing.figures
         yield from figures.durations(metrics.TPOT.name)
-        yield from walls.durations(metrics.WALL_TIME.name)
+        yield from timing.walls.durations(metrics.WALL_TIME.name)
         yield from figures.rates(metrics.TOKENS.name, float(self.batch))
         yield from figures.rates(metrics.READ_RATE.name, self._read())
         yield from figures.rates(FLOP.name, self._flop())
         yield common.single(common.WORK, self._flop())
         yield common.single(metrics.READ, self._read())
-        if self.device.device != "cpu":
-            share = max(0.0, 1 - slowest(figures) / slowest(walls))
-            yield common.single(common.HOST_SHARE, share)
+        yield from self.host_share(timing)
 
     def _bounds(self, figures: Figures, roofs: Roofs) -> Iterator[Reading]:
         """What a step takes of the memory's bandwidth and of the products' rate."""
@@ -155,45 +119,11 @@ class Case:
         if len(shares) == 2:
             self.context.note("bound_by", bound_by(shares))
 
-    def _memory(self, expected: Footprint, peaks: tuple[int, int] | None) -> Iterator[Reading]:
+    def _kept(self) -> Iterator[Reading]:
         model = self.model
         held = kept_bytes(model.whole, model.kept, model.context, self.batch)
         yield common.single(metrics.KV, held)
         yield common.single(common.KV_TOKEN, token_bytes(model.whole, model.kept))
-        yield common.single(common.PREDICTED, expected.total)
-        if peaks is not None:
-            yield common.single(common.ALLOCATED, peaks[0])
-            yield common.single(common.RESERVED, peaks[1])
-
-    def _whole(self, figures: Figures) -> Iterator[Reading]:
-        """Of a slice: its layers' time as often as the whole model has them, the rest once."""
-        shape = self.model.whole
-        if shape.layers == shape.whole_layers:
-            return
-
-        def ends() -> None:
-            self.model.ends(self.forward.ids)
-
-        least = min(self.device.once(ends) for _ in range(LAUNCHES + 1))
-        layers = slowest(figures) - least
-        yield common.single(common.WHOLE, least + layers * shape.whole_layers / shape.layers)
-
-    def _launching(self) -> Iterator[Reading]:
-        """What the host does to start a step: here binding acts."""
-        if self.device.device == "cpu":
-            return
-        launches = []
-        for _ in range(LAUNCHES):
-            self.device.wait()
-            launches.append(wall(self.forward.run))
-        self.device.wait()
-        yield common.several(common.PART, tuple(launches), part="launch")
-
-    def _stages(self, mode: str) -> Iterator[Reading]:
-        """Of eager kernels, which a graph replays too; compiled ones cross the stages."""
-        found = None if mode == "compile" else self.device.stages(self.forward.marked)
-        for stage, seconds in (found or {}).items():
-            yield common.several(common.STAGE, tuple(seconds), stage=stage)
 
 
 @dataclass

@@ -26,8 +26,9 @@ from topobench.probes.device_work import segments_of
 from topobench.probes.footprint import Footprint, footprint
 from topobench.probes.forward import MODES, compiler
 from topobench.probes.metrics import FLOP
+from topobench.probes.passes import DEVICE_SECONDS, WALL_SECONDS
 from topobench.probes.precisions import PRECISIONS, Precision
-from topobench.probes.prefill_case import DEVICE_SECONDS, WALL_SECONDS, Case
+from topobench.probes.prefill_case import Case
 from topobench.probes.protocol import (
     Arms,
     Kind,
