@@ -140,8 +140,11 @@ def _first_night(hosts: int, nights: int) -> Sweep:
 
 
 def _is_chosen(cell: Cell, gpus: Sequence[str]) -> bool:
-    """50 of the 60 series: no device_memory, and two of the four pairs."""
-    probe = cell.case.probe
+    """50 of the 71 series: no device_memory, two of the four pairs, four prefills."""
+    probe, params = cell.case.probe, cell.case.params
+    if probe == "prefill":
+        usual = params["dtype"] in ("bf16", "fp8") and params["sequence"] in (512, 2048, 8192)
+        return usual and params["mode"] == "graph"
     return probe != "device_memory" and (probe != "peer" or gpus.index(cell.devices[0]) < 4)
 
 
