@@ -12,7 +12,7 @@ from planning import configured, dual, host, planned, small
 from probing import Listener, measure
 from topobench.errors import ProbeUnavailable, ResultInvalid
 from topobench.plan import make_plan
-from topobench.probes import decode_work
+from topobench.probes import decode_work, footprint
 from topobench.probes.decode import Decode
 from topobench.probes.decode_case import KNOWN, bound_by, check_attention
 from topobench.probes.decode_step import Decoder, split_attention
@@ -202,6 +202,22 @@ def test_what_cannot_be_measured_is_skipped_with_the_reason(
         measure(Decode(**case), Listener().context())
 
 
+def test_a_type_that_multiplies_no_single_row_is_held_against_float32_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on GPUs, which refuse products of whole numbers of 16 rows or fewer."""
+    multiplied = torch._int_mm
+
+    def as_on_gpus(rows: torch.Tensor, columns: torch.Tensor, **given: Any) -> torch.Tensor:
+        assert len(rows) > 16
+        return multiplied(rows, columns, **given)
+
+    monkeypatch.setattr(torch, "_int_mm", as_on_gpus)
+    probe = Decode(shape="tiny", dtype="int8", batch=17, context=32)
+    found = {r.metric: r.summary.median for r in measure(probe, Listener().context())}
+    assert 0.001 < found["relative_error_ratio"] < 0.15
+
+
 def test_a_step_far_from_float32_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache whose last place is never written: the new token does not see itself."""
     KNOWN.errors.clear()
@@ -228,6 +244,23 @@ def test_what_a_step_of_an_8b_model_reads_by_hand() -> None:
     assert decode_work.token_bytes(LLAMA_8B, KEPT["int8"]) == 32 * (2048 + 2 * 8 * 4)
     many = decode_work.read_bytes(LLAMA_8B, bf16, KEPT["fp8"], 8192, 8)
     assert many == weights + 8 * 8192 * 65536
+
+
+def test_a_footprint_of_a_step_by_hand() -> None:
+    """Keys and values of 32 sequences of 4096 tokens in int8 with their scales, each 4 MiB."""
+    found = decode_work.footprint(
+        LLAMA_8B, PRECISIONS["bf16"], KEPT["int8"], 4096, 32, unpacked=False
+    )
+    assert found.kv == 32 * 4096 * 32 * (2048 + 2 * 8 * 4)
+    layer = 32 * (4 * 4096 + 3 * 14336)
+    outer = 65 * 4096 + 2 * 128 + 3 * 32 * 128256
+    scales = 64 * ((4 << 20) // 19)
+    parts = (32 * 8 + decode_work.PARTS_BESIDE) * 4 * (128 + 2)
+    assert found.work == 2 * (layer + outer) + scales + 4 * parts + footprint.LIBRARY_BYTES
+    wide = decode_work.footprint(
+        LLAMA_8B, PRECISIONS["bf16"], KEPT["int8"], 4096, 32, unpacked=True
+    )
+    assert wide.work - found.work == 8 * 32 * 4096 * 2048
 
 
 def test_arithmetic_of_a_step_by_hand() -> None:

@@ -102,12 +102,27 @@ def test_weights_take_the_bytes_that_are_told(dtype: str) -> None:
 
 
 def test_a_footprint_by_hand() -> None:
-    """8B at 8192 tokens: 16 GB of weights, 1 GiB of keys and values, the MLP's activations."""
+    """
+    8B at 8192 tokens: 16 GB of weights, 1 GiB of keys and values, the MLP's activations.
+
+    Beside them are 65 norms, cosines and sines of 8192 positions, and logits three times.
+    """
     found = footprint.footprint(LLAMA_8B, PRECISIONS["bf16"], 8192, 1, attention="cudnn")
     assert found.weights == 2 * (LLAMA_8B.parameters - 65 * 4096)
     assert found.kv == 1 << 30
-    assert found.work == 2 * 8192 * (4 * 4096 + 3 * 14336) + footprint.LIBRARY_BYTES
+    layer, outer = 8192 * (4 * 4096 + 3 * 14336), 65 * 4096 + 2 * 8192 * 128 + 3 * 128256
+    assert found.work == 2 * (layer + outer) + footprint.LIBRARY_BYTES
     assert found.total < 1.15 * (found.weights + found.kv)
+
+
+def test_what_the_allocator_adds_to_tensors_is_told() -> None:
+    """It counts in 512 bytes, takes 2 MiB at a time, and keeps a rest of 1 MiB or less whole."""
+    mib = 1 << 20
+    sizes = (511, 512, 10 * mib, 10 * mib + 1, 11 * mib, 16416768)
+    added = [footprint.padding_bytes([size]) for size in sizes]
+    assert added == [1, 0, 0, 0, mib, 16 * mib - 16416768]
+    assert footprint.padding_bytes(sizes) == sum(added)
+    assert footprint.padding_bytes([6 * mib + mib // 2] * 3) == pytest.approx(mib, rel=0.05)
 
 
 def test_written_scores_grow_with_the_square() -> None:

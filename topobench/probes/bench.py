@@ -21,6 +21,8 @@ from topobench.reading import ReasonCode
 
 CHECKED_TOKENS = 128
 """Of the prompt on which a precision is held against float32."""
+COMPARED_AT_ONCE = 1 << 20
+"""Numbers of which a difference is made at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,18 @@ def errors_of(torch: Any, model: Transformer) -> Errors:
 
 
 def distance(found: Any, wanted: Any) -> float:
-    """Root mean square of the difference, relative to that of what is right."""
-    return float((found.float() - wanted.float()).norm() / wanted.float().norm())
+    """
+    Root mean square of the difference, relative to that of what is right.
+
+    Some rows after another, so that copies in float32 take little memory beside the model.
+    """
+    rows = max(1, COMPARED_AT_ONCE // wanted.shape[-1])
+    parts = (t.reshape(-1, t.shape[-1]).split(rows) for t in (found, wanted))
+    error = spread = 0.0
+    for ours, right in zip(*parts, strict=True):
+        error = error + (ours.float() - right.float()).norm().double().square()
+        spread = spread + right.float().norm().double().square()
+    return float((error / spread) ** 0.5)
 
 
 def require_close(error: float, precision: Precision, what: str) -> None:

@@ -66,9 +66,9 @@ class Decoder(Transformer):
         Args:
             tokens: New ones of each sequence: 1.
         """
+        first, second = (turn[-tokens:].clone() for turn in self._rotation(self.context))
         layers = tuple(self._rooms(batch) for _ in range(self.shape.layers))
-        first, second = self._rotation(self.context)
-        return Cache(layers, (first[-tokens:], second[-tokens:]))
+        return Cache(layers, (first, second))
 
     def sample(self, batch: int) -> tuple[Any, Held, Held]:
         """Queries of a step, and the keys and values of one layer, all random."""

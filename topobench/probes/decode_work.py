@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from topobench.probes.footprint import LIBRARY_BYTES, Footprint, weights_bytes, work_bytes
+from topobench.probes.footprint import (
+    Footprint,
+    outer_bytes,
+    padding_bytes,
+    weights_bytes,
+    work_bytes,
+)
 from topobench.probes.precisions import Precision, matrix_bytes
 from topobench.probes.shapes import Matrix, Shape
 
 SCALE_BYTES = 4
+PARTS_BESIDE = 1024
+"""Our kernel splits few sequences, so that every processor has work: into so many parts at most
+beside one for each key head of each sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +104,16 @@ def footprint(
     Args:
         unpacked: Whether attention makes a wide copy of what a layer keeps.
     """
-    work = work_bytes(shape, precision, 1, batch, "flash") + LIBRARY_BYTES
-    work += 3 * precision.activation_bytes * batch * shape.vocabulary
+    work = work_bytes(shape, precision, 1, batch, "flash") + outer_bytes(shape, precision, 1, batch)
+    tokens = batch * context
+    tensors = [tokens * math.prod(size) * kept.each for size in shape.kept]
+    tensors += [tokens * shape.kv_heads * SCALE_BYTES] * 2 if kept.scaled else []
+    work += shape.layers * padding_bytes(tensors)
     if shape.latent:
         work += 10 * batch * shape.heads * context
+    else:
+        parts = batch * shape.kv_heads + PARTS_BESIDE
+        work += 4 * parts * (shape.heads // shape.kv_heads) * (shape.head_width + 2)
     if unpacked:
         work += 2 * 4 * batch * context * shape.kv_width
     return Footprint(weights_bytes(shape, precision), kept_bytes(shape, kept, context, batch), work)

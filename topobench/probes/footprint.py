@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from topobench.probes.attention import SCORE_BYTES
@@ -9,7 +11,15 @@ from topobench.probes.precisions import Precision, matrix_bytes, scratch_bytes
 from topobench.probes.shapes import Shape, kv_bytes_per_token
 
 LIBRARY_BYTES = 96 << 20
-"""Work space that cuBLAS and its kin take of torch's memory."""
+"""
+Of torch's memory: work space of cuBLAS on each of two streams, of 32 MiB on large GPUs, and what
+is taken to compare logits.
+"""
+LOGITS_HELD = 3
+"""Those that all are held against, those of the last pass, and those being made."""
+MIB = 1 << 20
+SMALL_BYTES, LARGE_BYTES = MIB, 10 * MIB
+"""Where torch's allocator begins to take memory 20 MiB at a time, and as much as asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +55,22 @@ def footprint(
     Raises:
         ValueError: The shape does not divide by the ranks.
     """
-    local = shape.share(ranks)
+    local, each = shape.share(ranks), precision.activation_bytes
     tokens = batch * sequence
+    work = work_bytes(local, precision, sequence, batch, attention)
+    work += outer_bytes(local, precision, sequence, batch)
+    kept = [tokens * each * math.prod(size) for size in local.kept]
     return Footprint(
         weights_bytes(local, precision),
-        tokens * kv_bytes_per_token(local, precision.activation_bytes),
-        work_bytes(local, precision, sequence, batch, attention) + LIBRARY_BYTES,
+        tokens * kv_bytes_per_token(local, each),
+        work + padding_bytes(kept) * local.layers,
     )
 
 
 def weights_bytes(local: Shape, precision: Precision) -> int:
-    """Of all weights of one rank; stacks of experts are not packed."""
-    layer = sum(
-        m.parameters * precision.activation_bytes if m.copies > 1 else matrix_bytes(precision, m)
-        for m in local.matrices()
-    )
+    """Of all weights of one rank but those of norms; stacks of experts are not packed."""
     outer = 2 * local.vocabulary * local.width
-    return local.layers * layer + precision.activation_bytes * outer
+    return local.layers * sum(_packed(local, precision)) + precision.activation_bytes * outer
 
 
 def moved_bytes(shape: Shape, precision: Precision, sequence: int, batch: int) -> float:
@@ -76,6 +85,45 @@ def moved_bytes(shape: Shape, precision: Precision, sequence: int, batch: int) -
     kept = tokens * kv_bytes_per_token(shape, each)
     read = weights_bytes(shape, precision) - each * shape.vocabulary * shape.width
     return read + kept + each * tokens * shape.layers * rows
+
+
+def outer_bytes(local: Shape, precision: Precision, positions: int, batch: int) -> int:
+    """
+    What is held beside weights, keys and values, and a layer's work.
+
+    Norms, angles of so many positions, logits, work space of libraries, and what the allocator
+    adds to the weights.
+    """
+    matrices = sum(m.parameters for m in local.matrices())
+    table = local.vocabulary * local.width
+    norms = local.parameters - local.layers * matrices - 2 * table
+    angles = 2 * positions * (local.latent.rope if local.latent else local.head_width)
+    logits = LOGITS_HELD * batch * local.vocabulary
+    padding = local.layers * padding_bytes(_packed(local, precision))
+    padding += 2 * padding_bytes([precision.activation_bytes * table])
+    return precision.activation_bytes * (norms + angles + logits) + padding + LIBRARY_BYTES
+
+
+def padding_bytes(sizes: Iterable[int]) -> int:
+    """What torch's allocator adds to tensors: rests of 1 MiB or less that it does not split off."""
+    return sum(_padding(size) for size in sizes)
+
+
+def _padding(size: int) -> int:
+    if size <= SMALL_BYTES:
+        return -size % 512
+    if size < LARGE_BYTES:
+        return size // 19  # of the two to nineteen that share 20 MiB one gets the rest
+    rest = -size % (2 * MIB)
+    return rest if rest <= MIB else 0
+
+
+def _packed(local: Shape, precision: Precision) -> list[int]:
+    """Bytes of each matrix of a layer."""
+    return [
+        m.parameters * precision.activation_bytes if m.copies > 1 else matrix_bytes(precision, m)
+        for m in local.matrices()
+    ]
 
 
 def work_bytes(

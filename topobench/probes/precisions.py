@@ -56,6 +56,11 @@ class Precision:
         return 4 if self.activations == "float32" else 2
 
     @property
+    def least_rows(self) -> int:
+        """Of the activations of a product."""
+        return INT8_ROWS if self.name == "int8" else 1
+
+    @property
     def plain(self) -> bool:
         """Whether weights and activations have one type."""
         return self.weight_bits == 8 * self.activation_bytes
@@ -89,10 +94,11 @@ def require(precision: Precision, capability: tuple[int, int] | None, rows: int)
         gemm.require_capability(precision.product, capability)
     elif precision.name == "tf32":
         raise ProbeUnavailable(ReasonCode.UNSUPPORTED, "CPUs have no TF32")
-    if precision.name == "int8" and rows < INT8_ROWS:
+    if rows < precision.least_rows:
         raise ProbeUnavailable(
             ReasonCode.UNSUPPORTED,
-            f"int8 products need {INT8_ROWS} tokens or more; sequence x batch is {rows}",
+            f"{precision.name} products need {precision.least_rows} tokens or more; "
+            f"sequence x batch is {rows}",
         )
 
 

@@ -89,6 +89,7 @@ def _part(
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     head, column = tl.arange(0, heads), tl.arange(0, width)
     real = head < shared
+    scale = scale.to(tl.float32)  # of compiled layers it is float64, which scores may not become
     at_query = (row * shared + head[:, None]) * width + column[None, :]
     q = tl.load(query + at_query, mask=real[:, None], other=0.0)
     top = tl.full((heads,), float("-inf"), tl.float32)
