@@ -374,6 +374,7 @@ def measurement(probe: str, metric: str, **more: Any) -> Measurement:
         (measurement("host_to_device", storing.BANDWIDTH, direction="both"), 25.2e10),
         (measurement("host_to_device", storing.BANDWIDTH, devices=("other",)), None),
         (measurement("peer", storing.BANDWIDTH, ways="both"), 9.56e11),
+        (measurement("peer", storing.BANDWIDTH, ways="all"), 9.56e11),
         (measurement("peer", storing.BANDWIDTH, p2p="off"), 6.3e10),
         (measurement("all_reduce", "busbw_bytes_per_second", n_ranks=2), 4.78e11),
         (measurement("all_reduce", "busbw_bytes_per_second", n_ranks=8), 1.75 * 4.78e11),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -338,6 +339,28 @@ def test_the_thread_reads_while_a_worker_measures_and_keeps_off_its_cpus() -> No
     assert "conditions" not in {t.name for t in threading.enumerate()}
     watching.close()
     assert watched.library.open == 0
+
+
+@pytest.mark.parametrize(("capped_for", "begun_capped"), [(3, False), (math.inf, True)])
+def test_a_run_waits_for_what_brought_the_gpu_to_its_power_limit(
+    monkeypatch: Any, capped_for: float, begun_capped: bool
+) -> None:
+    """For a while: a GPU that is always capped is measured as it is, and judged."""
+    monkeypatch.setattr(monitor, "SETTLING_SECONDS", 0.1)
+    asked: list[int] = []
+
+    def reasons() -> int:
+        asked.append(1)
+        return 0x4 if len(asked) <= capped_for else 0
+
+    watched = Watched(DeviceGetCurrentClocksEventReasons=reasons)
+    watching = Monitor(sweep=SWEEP, session=watched.session)
+    with watching.watch(cell("p", watched.uuid)) as found:
+        begun = len(asked)
+    assert begun > 3
+    assert found["monitor"]["settled_seconds"] > 0
+    assert ("sw_power_cap" in only(found)["clock_reasons"]) is begun_capped
+    watching.close()
 
 
 def test_a_driver_that_hangs_costs_a_reading_not_the_sweep(monkeypatch: Any) -> None:

@@ -75,7 +75,7 @@ def limit(wanted: Measurement, topology: Topology) -> Limit | None:
         return _to_device(wanted, chosen, topology)
     if wanted.probe == "device_memory" and wanted.metric == "bandwidth_bytes_per_second":
         return _memory(wanted)
-    if wanted.probe == "peer" and wanted.metric in _COPIES and len(chosen) == 2:
+    if wanted.probe == "peer" and wanted.metric in _COPIES and len(chosen) > 1:
         return _between(wanted, chosen, topology)
     if wanted.probe in COLLECTIVES and len(chosen) > 1:
         return _collective(wanted, chosen, topology)
@@ -167,8 +167,8 @@ def _memory(wanted: Measurement) -> Limit | None:
 
 
 def _between(wanted: Measurement, chosen: Sequence[Gpu], topology: Topology) -> Limit | None:
-    """A pair: its NVLinks, or without them what either slot can carry."""
-    ways = 2 if wanted.params.get("ways") == "both" else 1
+    """Each way its NVLinks, or without them what a slot can carry; in a ring one way a GPU."""
+    ways = {"both": 2, "all": len(chosen)}.get(str(wanted.params.get("ways")), 1)
     nvlinks = [nvlink_bytes_per_second(gpu) for gpu in chosen]
     direct = wanted.params.get("p2p") != "off"
     if direct and any(nvlinks):
@@ -209,5 +209,5 @@ def _slowest(what: str, speeds: Sequence[float | None], ways: int) -> Limit | No
 def _told(what: str, speed: float, number: int, ways: int) -> str:
     parts = [f"{what}, {format_rate(speed)}"]
     parts += [f"{number} of them"] if number > 1 else []
-    parts += ["both ways"] if ways > 1 else []
+    parts += ["both ways"] if ways == 2 else [f"{ways} ways"] if ways > 2 else []
     return ", ".join(parts)

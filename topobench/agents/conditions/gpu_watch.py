@@ -34,6 +34,11 @@ class GpuWatch:
         self._glances: list[Glance] = []
         self._processes_known = False
 
+    def is_power_capped(self) -> bool:
+        """Whether the driver holds the clocks down now because of the power limit."""
+        reasons = self._reader.glance().reasons
+        return bool(reasons and reasons & conditions.SW_POWER_CAP)
+
     def begin(self) -> None:
         """Read counters; the run starts when this returns."""
         reader = self._reader

@@ -33,6 +33,9 @@ _USERS_EVERY = 2
 """Readings between two looks at who computes on a GPU."""
 _PATIENCE_SECONDS = 10.0
 """How long NVML may take to answer before it is given up."""
+SETTLING_SECONDS = 3.0
+"""How long a run may wait for GPUs that an earlier one brought to their power limit."""
+_LOOK_SECONDS = 0.02
 
 
 class Monitor:
@@ -133,11 +136,12 @@ class _Sampler:
         self._thread = threading.Thread(target=self._run, name="conditions", daemon=True)
         self._cpu_seconds = 0.0
         self._readings = 0
+        self._settled_seconds = 0.0
         self._error: str | None = None
         self.disturbed: Reason | None = None
 
     def begin(self) -> None:
-        """Start; returns when every GPU was read once."""
+        """Start; returns when every GPU was read once, and none is held at its power limit."""
         self._thread.start()
         if not self._ready.wait(_PATIENCE_SECONDS):
             self._give_up()
@@ -160,6 +164,7 @@ class _Sampler:
         """What watching took while the run went on."""
         return {
             "period_seconds": self._period,
+            "settled_seconds": round(self._settled_seconds, 3),
             "readings": self._readings,
             "cpu_seconds": round(self._cpu_seconds, 6),
             "cpu_ratio": round(self._cpu_seconds / seconds, 6) if seconds > 0 else None,
@@ -174,6 +179,7 @@ class _Sampler:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, self._cpus)  # of this thread alone
         try:
+            self._settle()
             for watch in self._watches.values():
                 watch.begin()
             self._ready.set()
@@ -183,6 +189,19 @@ class _Sampler:
         except Exception as error:  # a reading must never end a sweep
             self._error = f"reading failed: {type(error).__name__}: {error}"
             self._ready.set()
+
+    def _settle(self) -> None:
+        """
+        Wait until no GPU is slowed by what ran there before.
+
+        The driver lets the clocks go only some tenths of a second after the load has ended.
+        """
+        began = time.monotonic()
+        while any([watch.is_power_capped() for watch in self._watches.values()]):
+            if time.monotonic() - began > SETTLING_SECONDS:
+                break
+            time.sleep(_LOOK_SECONDS)
+        self._settled_seconds = time.monotonic() - began
 
     def _sample(self) -> None:
         spent = time.thread_time()
