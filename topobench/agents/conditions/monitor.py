@@ -197,7 +197,7 @@ class _Sampler:
         The driver lets the clocks go only some tenths of a second after the load has ended.
         """
         began = time.monotonic()
-        while any([watch.is_power_capped() for watch in self._watches.values()]):
+        while any(watch.is_power_capped() for watch in self._watches.values()):
             if time.monotonic() - began > SETTLING_SECONDS:
                 break
             time.sleep(_LOOK_SECONDS)
