@@ -153,3 +153,31 @@ def test_a_gang_that_cannot_dump_gives_its_reason(lab: Lab) -> None:
     assert found.status is Status.FAILED
     assert found.reason is not None
     assert "nosuch" in found.reason.text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "graph.xml: No such file or directory"),
+        ("NCCL reads graphs", "graph.xml: NCCL graph: "),
+        (
+            '<graphs version="1"><graph id="0" pattern="4" nchannels="1"><channel>'
+            '<gpu dev="0"/></channel></graph></graphs>',
+            "<graph> lacks crossnic, ",
+        ),
+    ],
+)
+def test_a_graph_file_of_the_user_is_checked_before_a_worker_starts(
+    lab: Lab, tmp_path: Path, text: str | None, told: str
+) -> None:
+    """NCCL would fail with an internal error, or silently search by itself."""
+    file = tmp_path / "graph.xml"
+    if text is not None:
+        file.write_text(text)
+    asked = in_ring("auto")
+    arm = dataclasses.replace(asked.arm, env={"NCCL_GRAPH_FILE": str(file)})
+    (found,) = run(lab, dataclasses.replace(asked, arm=arm))
+    assert (found.status, found.readings, found.members) == (Status.SKIPPED, (), ())
+    assert found.reason is not None
+    assert f"NCCL_GRAPH_FILE={file}: " in found.reason.text
+    assert told in found.reason.text

@@ -228,19 +228,24 @@ def prepare(
     """
     variables = _logging(folder)
     active = any(nic.rdma and nic.state == "active" for nic in topology.nics)
-    if cell.arm.ring in (None, rings.AUTO):
+    given = environment.get("NCCL_GRAPH_FILE")
+    if cell.arm.ring in (None, rings.AUTO) and not given:
         return NcclRun(folder, variables, None, active, topology=topology)
     gpus = {gpu.key: gpu for gpu in topology.gpus}
     devices = tuple(gpus[key].index if key in gpus else None for key in cell.devices)
     known = tuple(device for device in devices if device is not None)
     if len(known) < cell.ranks:
         raise ImportFailed("NCCL graph: the NVML index of a GPU is not known")
+    cross_nic = environment.get("NCCL_CROSS_NIC") != "0"
+    if cell.arm.ring in (None, rings.AUTO):
+        text = _own_graph(str(given), known, cross_nic=cross_nic)
+        return NcclRun(folder, variables, None, active, text, topology)
     if dump is None:
         return NcclRun(folder, variables, Asked(devices=known), active, topology=topology)
     matrix = rings.bandwidths(topology, [gpus[key] for key in cell.devices])
     order = rings.order_of(cell.arm.ring or rings.IDENTITY, matrix)
     graphs = _graphs(dump, known, order)
-    nccl_graph.check(graphs, known, cross_nic=environment.get("NCCL_CROSS_NIC") != "0")
+    nccl_graph.check(graphs, known, cross_nic=cross_nic)
     file = folder / "graph.xml"
     text = nccl_graph.render(graphs)
     file.write_text(text)
@@ -265,6 +270,23 @@ def pack(text: str, *, whole: bool = False) -> str:
 def unpack(packed: str) -> str:
     """The log that :func:`pack` packed."""
     return zlib.decompress(base64.b64decode(packed)).decode()
+
+
+def _own_graph(path: str, devices: Sequence[int], *, cross_nic: bool) -> str:
+    """
+    The graph file that the user's own environment names.
+
+    Raises:
+        ImportFailed: There is none, or NCCL would mishandle it.
+    """
+    try:
+        text = Path(path).read_text(errors="replace")
+        nccl_graph.check(nccl_graph.parse(text), devices, cross_nic=cross_nic)
+    except OSError as error:
+        raise ImportFailed(f"NCCL_GRAPH_FILE={path}: {error.strerror}") from error
+    except ImportFailed as error:
+        raise ImportFailed(f"NCCL_GRAPH_FILE={path}: {error}") from error
+    return text
 
 
 def _graphs(dump: Dump, devices: Sequence[int], order: rings.Order | None) -> tuple[Graph, ...]:
