@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from documents import check
@@ -33,7 +34,7 @@ def cells_of(document: dict[str, Any], probe: str) -> list[dict[str, Any]]:
 def test_a_host_without_gpus_measures_memory_and_all_reduce(
     swept: tuple[Job, dict[str, Any]],
 ) -> None:
-    _, document = swept
+    job, document = swept
     check(document, "probe")
     assert document["status"] == "done"
     copies = [c for c in cells_of(document, "host_memory") if c["params"]["op"] == "copy"]
@@ -53,11 +54,23 @@ def test_a_host_without_gpus_measures_memory_and_all_reduce(
         assert values["busbw_bytes_per_second"] == pytest.approx(
             factor * values["algbw_bytes_per_second"], rel=1e-6
         )
-        # A median of an even number of samples lies between two: not the same for t and 1 / t.
-        assert values["algbw_bytes_per_second"] == pytest.approx(
-            cell["params"]["bytes"] / values["latency_seconds"], rel=0.02
+        # Sample by sample: a median of an even number lies between two, for t and 1 / t apart.
+        times, rates = (
+            sorted(_samples(job, cell["id"], metric))
+            for metric in ("latency_seconds", "algbw_bytes_per_second")
         )
+        assert [cell["params"]["bytes"] / t for t in reversed(times)] == pytest.approx(rates)
         assert [m["rank"] for m in cell["members"]] == list(range(ranks))
+
+
+def _samples(job: Job, cell: str, metric: str) -> list[float]:
+    """What was measured of a cell, in order."""
+    ((data, warmups),) = job.rows(
+        "SELECT s.data, x.warmups FROM sample s JOIN reading x USING (run_id, seq) "
+        "JOIN metric m ON m.id = x.metric_id JOIN run r ON r.id = x.run_id "
+        f"JOIN cell c ON c.id = r.cell_id WHERE c.uuid = '{cell}' AND m.name = '{metric}'"
+    )
+    return list(np.frombuffer(data, "<f4")[warmups:])
 
 
 def test_a_host_without_gpus_prefills_a_tiny_model(swept: tuple[Job, dict[str, Any]]) -> None:
@@ -171,17 +184,29 @@ def test_the_agent_stays_small_and_ray_starts_little_beside_it(tmp_path: Path) -
     job = Job(tmp_path)
     sizes = "host_memory.bytes=" + ",".join(f"{n}M" for n in range(4, 24, 2))
     driver = job.start("probe", *SMALL[:4], "--set", sizes)
-    largest, titles = 0, dict[int, str]()
+    largest, titles, libraries = 0, dict[int, str](), set[str]()
     while driver.poll() is None:
         titles |= {pid: title(pid) for pid in descendants(driver.pid)}
-        agent = agent_of(driver.pid)
-        largest = max(largest, _resident_bytes(agent) if agent else 0)
+        if agent := agent_of(driver.pid):
+            largest = max(largest, _resident_bytes(agent))
+            libraries |= _libraries(agent)
         time.sleep(0.1)
     driver.communicate()
     assert 0 < largest <= 150e6
-    idle = re.compile(r"dashboard/dashboard\.py|monitor\.py|ray::IDLE")
+    assert "_raylet.so" in libraries
+    assert not {name for name in libraries if "arrow" in name}
+    idle = re.compile(r"dashboard/|monitor\.py|runtime_env/|ray::(IDLE|Dashboard|RuntimeEnv)")
     assert [t for t in titles.values() if idle.search(t)] == []
     assert gone_within(5, driver.pid, job.sweeps()) == []
+
+
+def _libraries(pid: int) -> set[str]:
+    """Names of the files that a process has mapped; none once it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {Path(line.split()[5]).name for line in lines if "/" in line}
 
 
 def _resident_bytes(pid: int) -> int:

@@ -1,5 +1,5 @@
 """
-Agents on every host, placed and reached through Ray. The only module that imports ray.
+Agents on every host, placed and reached through Ray.
 
 ``ray.address: local`` starts a private embedded Ray (see ``embedded``, which must prepare the
 process before this module is imported); any other address attaches to the cluster the user
@@ -9,15 +9,12 @@ runs. Ray carries the calls and the results; it never times anything.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import ray
@@ -25,7 +22,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from topobench import processes
-from topobench.agents import handshake
+from topobench.agents import handshake, ray_start
 from topobench.agents.service import HostRequest, HostService
 from topobench.agents.targets import (
     Failure,
@@ -41,6 +38,8 @@ from topobench.errors import AgentError, RefusedError, TopobenchError
 from topobench.health import STANDARD, Rules
 from topobench.host import BUSY_OR_NOT, Host, Idle
 from topobench.reading import Cell, Run, to_json
+
+ray_start.use_plain_values()  # in agents as in the driver
 
 PULSE_SECONDS = 2.0
 """Between two questions for a sign of life."""
@@ -360,8 +359,7 @@ def _ray(
         _init(address, **options)
         yield
     finally:
-        with _interrupts_ignored():
-            ray.shutdown()
+        ray_start.shutdown()
 
 
 def _shipped() -> dict[str, Any]:
@@ -371,103 +369,11 @@ def _shipped() -> dict[str, Any]:
 
 def _init(address: str, **options: Any) -> None:
     try:
-        with _signals_deferred(), _without_idle_services():
-            ray.init(
-                address=address,
-                namespace="topobench",
-                log_to_driver=False,
-                configure_logging=True,
-                logging_level=logging.ERROR,
-                **options,
-            )
+        ray_start.init(address, **options)
     except Exception as error:  # what Ray raises for a raylet that starts too slowly
         if address == "local":
             raise AgentError(f"could not start an embedded Ray: {_text(error)}") from error
         raise AgentError(not_let_in(address, _text(error))) from error
-
-
-_IDLE_SERVICES = ("start_api_server", "start_log_monitor", "start_monitor")
-"""Dashboard, log forwarder and autoscaler: nothing of ours asks them, and they take CPU time."""
-
-
-@contextlib.contextmanager
-def _without_idle_services() -> Iterator[None]:
-    """An embedded Ray starts none of them; a Ray that names them differently starts them."""
-    node = ray._private.node.Node
-    kept = {name: getattr(node, name) for name in _IDLE_SERVICES if hasattr(node, name)}
-    for name in kept:
-        setattr(node, name, lambda *_, **__: None)
-    try:
-        yield
-    finally:
-        for name, method in kept.items():
-            setattr(node, name, method)
-
-
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@contextlib.contextmanager
-def _signals_deferred() -> Iterator[None]:
-    """
-    Give the first signal that arrives inside to the caller's handler at the end.
-
-    An exception in the middle of ``ray.init`` is lost inside it, or leaves a half-made Ray
-    whose shutdown ends the process with SIGSEGV. A second signal does not wait.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    arrived: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        arrived.append(number)
-        if len(arrived) > 1:
-            previous[number](number, frame)
-
-    with _handlers_kept() as previous, _without_handlers_of_ray():
-        for number, handler in previous.items():
-            if callable(handler):  # nohup stays nohup
-                signal.signal(number, note)
-        yield
-    if arrived:
-        previous[arrived[0]](arrived[0], None)
-
-
-@contextlib.contextmanager
-def _without_handlers_of_ray() -> Iterator[None]:
-    """Ray's own handler of SIGTERM leaves with ``sys.exit``, wherever its init is just then."""
-    kept = ray._private.utils.set_sigterm_handler
-    ray._private.utils.set_sigterm_handler = lambda _: None
-    try:
-        yield
-    finally:
-        ray._private.utils.set_sigterm_handler = kept
-
-
-@contextlib.contextmanager
-def _handlers_kept() -> Iterator[dict[int, Any]]:
-    """Ray puts its own handlers in place of the caller's; not for longer than this."""
-    if threading.current_thread() is not threading.main_thread():
-        yield {}
-        return
-    previous: dict[int, Any] = {n: signal.getsignal(n) for n in _ENDING}
-    try:
-        yield previous
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """A second signal while Ray shuts down would leave its processes behind."""
-    with _handlers_kept():
-        if threading.current_thread() is threading.main_thread():
-            signal.alarm(0)  # Ray's handler of SIGTERM aborts the process 3 s later
-            for number in _ENDING:
-                signal.signal(number, signal.SIG_IGN)
-        yield
 
 
 def _open_to_all(address: str) -> Iterator[str]:

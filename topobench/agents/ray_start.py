@@ -1,0 +1,185 @@
+"""
+Ray as it is started and left: without services that nothing of ours asks, signals kept.
+
+Beside ``ray_agent`` the only module that imports ray. All that is changed inside Ray is
+changed here, and a Ray that names these parts differently goes its own way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import ray
+
+
+def init(address: str, **options: Any) -> None:
+    """
+    Start a private Ray (``local``) or attach to one; what Ray raises is raised.
+
+    The first signal that arrives meanwhile is given to the caller's handler at the end.
+    """
+    with _signals_deferred(), _without_idle_services(), _without_agents_of_raylet():
+        ray.init(
+            address=address,
+            namespace="topobench",
+            log_to_driver=False,
+            configure_logging=True,
+            logging_level=logging.ERROR,
+            **options,
+        )
+
+
+def shutdown() -> None:
+    """Leave Ray, or end the private one."""
+    with _interrupts_ignored():
+        ray.shutdown()
+
+
+def use_plain_values() -> None:
+    """
+    Spare this process what Ray imports to send values of other libraries.
+
+    Ours are plain JSON types; pyarrow, starlette and the older pydantic take 0.5 s of CPU
+    time in the driver and in each agent.
+    """
+    if hasattr(ray.util, "serialization_addons"):
+        ray.util.serialization_addons.apply = lambda _: None
+
+
+_IDLE_SERVICES = ("start_api_server", "start_log_monitor", "start_monitor")
+"""Dashboard, log forwarder and autoscaler: nothing of ours asks them, and they take CPU time."""
+
+
+@contextlib.contextmanager
+def _without_idle_services() -> Iterator[None]:
+    """An embedded Ray starts none of them; a Ray that names them differently starts them."""
+    node = ray._private.node.Node
+    kept = {name: getattr(node, name) for name in _IDLE_SERVICES if hasattr(node, name)}
+    for name in kept:
+        setattr(node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, method in kept.items():
+            setattr(node, name, method)
+
+
+_AGENTS = ("--dashboard_agent_command=", "--runtime_env_agent_command=")
+_NO_AGENT = "sleep infinity"
+
+
+@contextlib.contextmanager
+def _without_agents_of_raylet() -> Iterator[None]:
+    """
+    An embedded raylet gets no agents for the dashboard and for run-time environments.
+
+    Each is an interpreter that nothing of ours asks, and one of them looks at processes and
+    GPUs all the time. The raylet only wants them to live, and to leave files that name their
+    ports; -1 says that there is no service, as it does in a Ray without the dashboard.
+    """
+    services = ray._private.services
+    if not hasattr(ray._raylet, "persist_port"):  # a Ray without such files
+        yield
+        return
+    kept = services.start_ray_process, ray._private.utils.get_dashboard_dependency_error
+
+    def start(command: list[str], process_type: str, *others: Any, **options: Any) -> Any:
+        if process_type == ray._private.ray_constants.PROCESS_TYPE_RAYLET:
+            command = _with_idle_agents(command)
+        return kept[0](command, process_type, *others, **options)
+
+    services.start_ray_process = start
+    # It imports what the dashboard needs, to see whether its agent can have it.
+    ray._private.utils.get_dashboard_dependency_error = lambda: None
+    try:
+        yield
+    finally:
+        services.start_ray_process, ray._private.utils.get_dashboard_dependency_error = kept
+
+
+def _with_idle_agents(command: list[str]) -> list[str]:
+    """A raylet's command whose agents do nothing; notes that they serve at no port."""
+    options = dict(part.split("=", 1) for part in command if part.startswith("--") and "=" in part)
+    for name in (
+        ray._raylet.METRICS_AGENT_PORT_NAME,
+        ray._raylet.METRICS_EXPORT_PORT_NAME,
+        ray._raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME,
+        ray._raylet.RUNTIME_ENV_AGENT_PORT_NAME,
+    ):
+        ray._raylet.persist_port(options["--session_dir"], options["--node_id"], name, -1)
+    agents = {
+        part: f"{name}{_NO_AGENT}" for part in command for name in _AGENTS if part.startswith(name)
+    }
+    return [agents.get(part, part) for part in command]
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """
+    Give the first signal that arrives inside to the caller's handler at the end.
+
+    An exception in the middle of ``ray.init`` is lost inside it, or leaves a half-made Ray
+    whose shutdown ends the process with SIGSEGV. A second signal does not wait.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+        if len(arrived) > 1:
+            previous[number](number, frame)
+
+    with _handlers_kept() as previous, _without_handlers_of_ray():
+        for number, handler in previous.items():
+            if callable(handler):  # nohup stays nohup
+                signal.signal(number, note)
+        yield
+    if arrived:
+        previous[arrived[0]](arrived[0], None)
+
+
+@contextlib.contextmanager
+def _without_handlers_of_ray() -> Iterator[None]:
+    """Ray's own handler of SIGTERM leaves with ``sys.exit``, wherever its init is just then."""
+    kept = ray._private.utils.set_sigterm_handler
+    ray._private.utils.set_sigterm_handler = lambda _: None
+    try:
+        yield
+    finally:
+        ray._private.utils.set_sigterm_handler = kept
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[dict[int, Any]]:
+    """Ray puts its own handlers in place of the caller's; not for longer than this."""
+    if threading.current_thread() is not threading.main_thread():
+        yield {}
+        return
+    previous: dict[int, Any] = {n: signal.getsignal(n) for n in _ENDING}
+    try:
+        yield previous
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """A second signal while Ray shuts down would leave its processes behind."""
+    with _handlers_kept():
+        if threading.current_thread() is threading.main_thread():
+            signal.alarm(0)  # Ray's handler of SIGTERM aborts the process 3 s later
+            for number in _ENDING:
+                signal.signal(number, signal.SIG_IGN)
+        yield
