@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from planning import gpu, small
+from planning import configured, gpu, host, small
 from topobench import config
 from topobench.agents import idle
 from topobench.errors import ConfigError, RefusedError
 from topobench.host import BUSY_OR_NOT, Busy, Idle
+from topobench.reading import ReasonCode, Status
+from topobench.selection import select_gpus
 from topobench.topology import Topology
 from watched_gpu import GIB, SWEEP, Watched, process
 
@@ -42,6 +44,21 @@ def test_a_program_of_somebody_else_keeps_a_host_busy() -> None:
     (line,) = occupants(watched)
     assert line.startswith(f"pid {os.getpid()} (")
     assert line.endswith(f"computes on {watched.uuid}")
+
+
+def test_gpus_of_somebody_else_are_left_out_and_the_others_measured() -> None:
+    watched = Watched()
+    place = host_of(watched)
+    assert idle.occupied(place, watched.session, sweep=SWEEP) == {}
+    watched.state.processes = [process(os.getpid())]
+    taken = idle.occupied(place, watched.session, sweep=SWEEP)
+    here = host(small(gpus=[*place.gpus, gpu(1)]), occupied=taken)
+    chosen = select_gpus(configured(), here)
+    assert [g.index for g in chosen.usable] == [1]
+    ((left_out, lack),) = chosen.broken
+    assert (left_out.uuid, lack.status) == (watched.uuid, Status.SKIPPED)
+    assert lack.reason.code is ReasonCode.SHARED_GPU
+    assert f"pid {os.getpid()} (" in lack.reason.text
 
 
 def test_memory_that_nobody_owns_keeps_a_host_busy() -> None:

@@ -60,6 +60,7 @@ class HostFacts:
         inherited_cpus: Affinity the agent found itself with, a list string.
         health: What is wrong with its GPUs and links.
         health_unread: Kind of trouble that could not be looked at -> why.
+        occupied: Key of each GPU on which somebody else computes -> who.
     """
 
     hostname: str
@@ -80,6 +81,7 @@ class HostFacts:
     free_disk_bytes: int | None = None
     health: tuple[Trouble, ...] = ()
     health_unread: Mapping[str, str] = field(default_factory=dict)
+    occupied: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> HostFacts:

@@ -202,6 +202,9 @@ def _state_lack(gpu: Gpu, host: Host) -> Lack | None:
     if gpu.compute_mode == "prohibited":
         text = f"the compute mode of {gpu.key} lets no process use it; see nvidia-smi -c"
         return _skipped(ReasonCode.UNSUPPORTED, text)
+    if gpu.key in host.facts.occupied:
+        text = f"{host.facts.occupied[gpu.key]}; wait for it, or end it"
+        return _skipped(ReasonCode.SHARED_GPU, text)
     if is_slice(gpu) or visible is None or gpu.uuid is None:
         return None
     if _bare(gpu.uuid) not in [_bare(uuid) for uuid in visible]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from topobench import processes
 from topobench.agents.conditions.gpu_users import GpuUsers
-from topobench.agents.conditions.nvml_counters import GpuReader, Session
+from topobench.agents.conditions.nvml_counters import GpuProcess, GpuReader, Session
 from topobench.errors import RefusedError
 from topobench.host import Busy, Idle
 from topobench.topology import Topology
@@ -66,15 +66,31 @@ def occupants(topology: Topology, session: Session, idle: Idle, *, sweep: str) -
     return [*found, *_load(idle)]
 
 
+def occupied(topology: Topology, session: Session, *, sweep: str) -> dict[str, str]:
+    """Key of each GPU on which a program of somebody else computes -> which one."""
+    found = {}
+    for gpu in topology.gpus:
+        if gpu.uuid and not gpu.is_slice and gpu.state != "lost":
+            running = session.gpu(gpu.uuid).processes() or []
+            if told := list(_strangers(running, gpu.uuid, sweep)):
+                found[gpu.key] = "; ".join(told)
+    return found
+
+
+def _strangers(running: Sequence[GpuProcess], name: str, sweep: str) -> Iterator[str]:
+    users = GpuUsers(sweep)
+    users.begin()
+    users.look(running)
+    for stranger in users.told()["foreign"]:
+        who = stranger["name"] or "of another container"
+        yield f"pid {stranger['pid']} ({who}) computes on {name}"
+
+
 def _of_gpu(reader: GpuReader, name: str, sweep: str) -> Iterator[str]:
     running = reader.processes()
     used = reader.used_memory()
-    users = GpuUsers(sweep)
-    users.begin()
-    users.look(running or [])
-    strangers = users.told()["foreign"]
-    for stranger in strangers:
-        yield f"pid {stranger['pid']} ({stranger['name']}) computes on {name}"
+    strangers = list(_strangers(running or [], name, sweep))
+    yield from strangers
     hidden = [p.pid for p in running or [] if processes.find(p.pid) is None]
     if hidden and not strangers:
         yield f"{len(hidden)} processes of another container compute on {name}"

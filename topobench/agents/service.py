@@ -83,7 +83,8 @@ class HostService:
             self._lock.acquire()
         host = describe_host(self._request)
         if self._request.lock:
-            self._wait_until_idle(host.topology)
+            taken = self._wait_until_idle(host.topology)
+            host = replace(host, facts=replace(host.facts, occupied=taken))
         self._topology, self._troubles = host.topology, host.facts.health
         self._log_dir = _log_folder(self._lock)
         self._launcher = Launcher(
@@ -132,11 +133,13 @@ class HostService:
         """Say that another part of a cell's gang is lost."""
         self._meeting_part().meeting.lose(cell, text, seconds)
 
-    def _wait_until_idle(self, topology: Topology) -> None:
+    def _wait_until_idle(self, topology: Topology) -> dict[str, str]:
+        """GPUs that are somebody else's where such a host is measured all the same."""
         session = Session()
         wanted, sweep = self._request.idle, self._request.sweep
         try:
             idle.require(wanted, lambda: idle.occupants(topology, session, wanted, sweep=sweep))
+            return idle.occupied(topology, session, sweep=sweep)
         finally:
             session.close()
 
