@@ -127,8 +127,8 @@ def wanted(*extras: str) -> list[Requirement]:
 @pytest.mark.parametrize(
     ("lock", "extras"),
     [
-        ("requirements.lock", ("postgres", "numba", "serving", "web")),
-        ("requirements-dev.lock", ("postgres", "numba", "serving", "web", "test", "check")),
+        ("requirements.lock", ("postgres", "numba", "web")),
+        ("requirements-dev.lock", ("postgres", "numba", "web", "test", "check")),
     ],
 )
 def test_lock_satisfies_the_ranges(lock: str, extras: tuple[str, ...], python: str) -> None:

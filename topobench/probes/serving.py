@@ -264,7 +264,7 @@ class Serving:
         Start the server if it is one to start, meet it, load it.
 
         Raises:
-            ProbeUnavailable: ``not_selected``, ``no_binary``, ``no_package``.
+            ProbeUnavailable: ``not_selected``, ``no_binary``.
             ProbeError: The server is away, refuses, does not stream, has no end, crashes.
             ResultInvalid: No window may be used: the client was late, the load not steady,
                 a prefix cache helped, token counts contradict themselves, requests failed.

@@ -1,37 +1,32 @@
-"""
-One request after the other to an OpenAI-compatible server, each answer read as it streams.
-
-aiohttp is imported when a session is opened: declaring the probe must not need it.
-"""
+"""One request after the other to an OpenAI-compatible server, each answer read as it streams."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
+import re
 import resource
 import ssl
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from topobench.errors import ProbeError, ProbeUnavailable
+from topobench.errors import ProbeError
 from topobench.masking import MASK
+from topobench.probes.serving_framing import BadAnswer
+from topobench.probes.serving_http import Address, NotConnected, Pool, clock
 from topobench.probes.serving_windows import Served
 from topobench.reading import ReasonCode, Scalar
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-clock = time.perf_counter
 _decoded = json.JSONDecoder().decode  # without a look for the encoding, which is UTF-8
 _LONGEST_EVENT = 1 << 20
 _LONGEST_ERROR = 300
 _ENDLESS_FACTOR, _ENDLESS_MORE = 4, 64
 """More chunks than so many times the tokens asked for, and some: the stream has no end."""
-_LINGER_SECONDS = 1.0
 _FACT_BYTES = 4 << 20
-_CLOSING_SECONDS = 0.1
+_UNPRINTED = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +50,6 @@ class Target:
     ca_file: str | None = None
     timeout_seconds: float = 60.0
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """Of every request."""
-        own = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        return own | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
-
     def mask(self, text: str) -> str:
         """Text without the key: servers like to repeat it when they refuse it."""
         return text.replace(self.key, MASK) if self.key else text
@@ -83,20 +72,19 @@ class Client:
     """
     Sends requests to one target. Made by :func:`opened`.
 
-    Args:
-        session: Of aiohttp.
-
     Attributes:
         traces: The first half of the trace ids of all its requests.
     """
 
-    def __init__(self, session: Any, target: Target) -> None:
-        self._session = session
+    def __init__(self, pool: Pool, target: Target) -> None:
+        self._pool = pool
         self.target = target
-        self._url = target.base + PATHS[target.api]
-        self._tail = _tail(target)
         self.traces = int.from_bytes(os.urandom(8), "big")
         self._count = 0
+        head = _head("POST", PATHS[target.api], pool.address, target)
+        self._head = f"{head}Content-Type: application/json\r\ntraceparent: 00-{self.traces:016x}"
+        self._before, self._after = _WRAPPED[target.api]
+        self._tail = _tail(target)
 
     def asking(
         self, *, model: str | None = None, body: Mapping[str, Scalar] | None = None
@@ -107,7 +95,7 @@ class Client:
             model=model or self.target.model,
             body={**(body or {}), **self.target.body},
         )
-        return Client(self._session, target)
+        return Client(self._pool, target)
 
     def new(self, due: float | None, wanted_input: int, wanted_output: int) -> Served:
         """A request that is due at that time; now, if None."""
@@ -123,13 +111,10 @@ class Client:
             prompt: JSON text: a string, or token ids.
             gap: Is told each gap between two arrivals of tokens.
         """
-        served.sent = clock()
         try:
-            async with asyncio.timeout(self.target.timeout_seconds):
-                await self._exchange(served, prompt, gap)
+            await self._exchange(served, prompt, gap)
         except Exception as error:  # whatever it is, it is this request's alone
             served.error = _kind(error)
-        if served.ended == 0.0 or served.error is not None:
             served.ended = clock()
 
     async def ask(self, served: Served, prompt: str) -> None:
@@ -138,82 +123,92 @@ class Client:
 
         Raises:
             RequestFailed: The answer was refused or cannot be read.
+            BadAnswer: It is not even HTTP.
             TimeoutError: It took too long.
-            OSError: No connection (aiohttp's errors of connections are of that class too).
+            OSError: No connection, or it ended too early.
         """
-        served.sent = clock()
-        async with asyncio.timeout(self.target.timeout_seconds):
-            await self._exchange(served, prompt, lambda _: None)
+        await self._exchange(served, prompt, lambda _: None)
 
     async def get(self, path: str, *, most_bytes: int = _FACT_BYTES) -> tuple[int, str]:
         """Status and text of a plain page, cut at a length."""
-        async with (
-            asyncio.timeout(self.target.timeout_seconds),
-            self._session.get(self.target.base + path, allow_redirects=False) as response,
-        ):
-            data = b""
-            async for part in response.content.iter_any():
-                data += part
-                if len(data) > most_bytes:
-                    response.close()
-                    break
-            return response.status, data.decode("utf-8", errors="replace")
+        page = _Page(most_bytes)
+        request = _head("GET", path, self._pool.address, self.target) + "\r\n"
+        await self._pool.exchange(request.encode(), page, self.target.timeout_seconds)
+        return page.status, page.data.decode("utf-8", errors="replace")
 
     async def _exchange(self, served: Served, prompt: str, gap: Callable[[float], None]) -> None:
-        body = f'{{"{_PROMPT[self.target.api]}":'
-        wrapped = prompt if self.target.api == "completions" else _MESSAGE % prompt
-        body += f'{wrapped},"max_tokens":{served.wanted_output}{self._tail}'
-        headers = {
-            "traceparent": f"00-{trace_text(self.traces, served.trace)}-{served.trace:016x}-01"
-        }
-        async with self._session.post(
-            self._url, data=body.encode(), headers=headers, allow_redirects=False
-        ) as response:
-            if response.status != 200:
-                text = (await response.content.read(_LONGEST_ERROR * 4)).decode(errors="replace")
-                said = self.target.mask(" ".join(text.split()))[:_LONGEST_ERROR]
-                raise RequestFailed(f"http_{response.status}", said)
-            if response.content_type != "text/event-stream":
-                raise RequestFailed("not_streaming", f"the answer is {response.content_type}")
-            await self._read(response, served, gap)
-
-    async def _read(self, response: Any, served: Served, gap: Callable[[float], None]) -> None:
-        """Read the events of a stream until it says that it is done."""
-        most = _ENDLESS_FACTOR * served.wanted_output + _ENDLESS_MORE
-        stream = _Stream(served, self.target.mask)
-        last = 0.0
-        async for data in response.content.iter_any():
-            now = clock()
-            before = served.chunks
-            done = stream.feed(data)
-            if served.chunks > before:
-                if last:
-                    gap(now - last)
-                else:
-                    served.first = now
-                last = now
-            if done:
-                served.ended = clock()
-                break
-            if served.chunks > most:
-                raise RequestFailed("endless", f"more than {most} chunks")
+        number, wanted = served.trace, served.wanted_output
+        body = f'{self._before}{prompt}{self._after}"max_tokens":{wanted}{self._tail}'.encode()
+        head = f"{self._head}{number:016x}-{number:016x}-01\r\nContent-Length: {len(body)}\r\n\r\n"
+        stream = _Stream(served, self.target.mask, gap)
+        served.sent = clock()
+        ended = await self._pool.exchange(head.encode() + body, stream, self.target.timeout_seconds)
         stream.check()
         if served.ended == 0.0:
-            served.ended = clock()
-        await _let_go(response)
+            served.ended = ended
+
+
+class _Page:
+    """A plain page as it is read."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self.status = 0
+        self.data = b""
+
+    def begin(self, status: int, content_type: str) -> None:
+        """See :class:`Taker`."""
+        self.status = status
+
+    def take(self, data: bytes, now: float) -> bool:
+        """See :class:`Taker`."""
+        self.data += data
+        return len(self.data) > self._most
 
 
 class _Stream:
-    """The state of one answer: what its events said so far."""
+    """The state of one answer: what its events said so far, and when tokens came."""
 
-    def __init__(self, served: Served, mask: Callable[[str], str]) -> None:
+    def __init__(
+        self, served: Served, mask: Callable[[str], str], gap: Callable[[float], None]
+    ) -> None:
         self._served = served
         self._mask = mask
+        self._gap = gap
+        self._most = _ENDLESS_FACTOR * served.wanted_output + _ENDLESS_MORE
         self._buffer = b""
+        self._refused = 0
+        self._last = 0.0
         self._done = self._finished = False
 
-    def feed(self, data: bytes) -> bool:
-        """Take bytes; true once the stream said that it is done."""
+    def begin(self, status: int, content_type: str) -> None:
+        """See :class:`Taker`."""
+        if status != 200:
+            self._refused = status
+        elif content_type != "text/event-stream":
+            raise RequestFailed("not_streaming", f"the answer is {content_type or 'of no type'}")
+
+    def take(self, data: bytes, now: float) -> bool:
+        """See :class:`Taker`; all was said once the stream says that it is done."""
+        if self._refused:
+            self._buffer += data
+            return len(self._buffer) > _LONGEST_ERROR * 4
+        served = self._served
+        before = served.chunks
+        self._feed(data)
+        if served.chunks > before:
+            if self._last:
+                self._gap(now - self._last)
+            else:
+                served.first = now
+            self._last = now
+            if served.chunks > self._most:
+                raise RequestFailed("endless", f"more than {self._most} chunks")
+        if self._done:
+            served.ended = now
+        return self._done
+
+    def _feed(self, data: bytes) -> None:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if len(self._buffer) > _LONGEST_EVENT:
             raise RequestFailed("malformed", f"an event of more than {_LONGEST_EVENT} bytes")
@@ -224,7 +219,6 @@ class _Stream:
                     self._done = True
                 else:
                     self._event(payload)
-        return self._done
 
     def _event(self, payload: bytes) -> None:
         try:
@@ -251,12 +245,16 @@ class _Stream:
 
     def check(self) -> None:
         """
-        Whether the answer is whole and its token count can be.
+        Whether the server took the request, the answer is whole, its token count can be.
 
         Raises:
             RequestFailed: It is not.
         """
         served = self._served
+        if self._refused:
+            text = self._buffer[: _LONGEST_ERROR * 4].decode(errors="replace")
+            said = self._mask(" ".join(text.split()))[:_LONGEST_ERROR]
+            raise RequestFailed(f"http_{self._refused}", said)
         if not (self._done or self._finished):
             raise RequestFailed("incomplete", "the stream broke off")
         if not served.chunks:
@@ -267,8 +265,11 @@ class _Stream:
             raise RequestFailed("wrong_usage", text)
 
 
-_PROMPT = {"completions": "prompt", "chat": "messages"}
-_MESSAGE = '[{"role":"user","content":%s}]'
+_WRAPPED = {
+    "completions": ('{"prompt":', ","),
+    "chat": ('{"messages":[{"role":"user","content":', "}],"),
+}
+"""What stands before and after the prompt."""
 
 
 def _said(delta: Mapping[str, Any]) -> Any:
@@ -288,20 +289,18 @@ def _tail(target: Target) -> str:
     return "," + json.dumps({k: v for k, v in more.items() if v is not None})[1:]
 
 
-async def _let_go(response: Any) -> None:
-    """Read what is left, so that the connection can be used again; close it if there is more."""
-    if response.content.at_eof():
-        return
-    try:
-        async with asyncio.timeout(_LINGER_SECONDS):
-            while not response.content.at_eof():
-                if len(await response.content.readany()) > _LONGEST_EVENT:
-                    break
-            else:
-                return
-    except (OSError, TimeoutError):
-        pass
-    response.close()
+def _head(method: str, path: str, address: Address, target: Target) -> str:
+    """The beginning of a request's head."""
+    lines = [
+        f"{method} {address.prefix}{path} HTTP/1.1",
+        f"Host: {address.shown}",
+        "User-Agent: topobench",
+        "Accept: */*",
+        "Accept-Encoding: identity",
+    ]
+    if target.key:
+        lines.append(f"Authorization: Bearer {target.key}")
+    return "".join(f"{line}\r\n" for line in lines)
 
 
 def _kind(error: Exception) -> str:
@@ -310,12 +309,9 @@ def _kind(error: Exception) -> str:
         return error.kind
     if isinstance(error, TimeoutError):
         return "timeout"
-    name = type(error).__name__
-    if name.startswith("ClientConnector") or isinstance(error, ConnectionRefusedError):
+    if isinstance(error, NotConnected):
         return "connect"
-    if isinstance(error, OSError) or name in ("ServerDisconnectedError", "ClientPayloadError"):
-        return "reset"
-    return "malformed"
+    return "reset" if isinstance(error, OSError) else "malformed"
 
 
 @contextlib.asynccontextmanager
@@ -324,33 +320,29 @@ async def opened(target: Target) -> AsyncIterator[Client]:
     A client with its connections, as many as are needed at once.
 
     Raises:
-        ProbeUnavailable: ``no_package``.
-        ProbeError: ``tls_error``: the file of certificates cannot be read.
+        ProbeError: ``tls_error``: the file of certificates cannot be read; ``no_endpoint``,
+            ``endpoint_refused``: the address or the key cannot be sent.
     """
     try:
-        import aiohttp
-    except ImportError as error:
-        text = "the Python package aiohttp is not installed on this host; pip install aiohttp"
-        raise ProbeUnavailable(ReasonCode.NO_PACKAGE, text) from error
+        address = Address.parse(target.base)
+    except ValueError as error:
+        raise ProbeError(ReasonCode.NO_ENDPOINT, f"{target.base} is no address: {error}") from error
+    if target.key and (_UNPRINTED.search(target.key) or not target.key.isascii()):
+        text = "the API key holds characters that no header can; look at the variable of key_env"
+        raise ProbeError(ReasonCode.ENDPOINT_REFUSED, text)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    connector = aiohttp.TCPConnector(limit=0, ssl=_tls(target), ttl_dns_cache=None)
+    pool = Pool(address, _tls(target))
     try:
-        async with aiohttp.ClientSession(
-            connector=connector,
-            headers=target.headers,
-            timeout=aiohttp.ClientTimeout(total=None),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        ) as session:
-            yield Client(session, target)
-    finally:  # a closed session's connections need the loop a little longer
-        await asyncio.sleep(_CLOSING_SECONDS)
+        yield Client(pool, target)
+    finally:
+        await pool.close()
 
 
-def _tls(target: Target) -> Any:
+def _tls(target: Target) -> ssl.SSLContext | None:
     if not target.base.startswith("https:"):
-        return False
+        return None
     try:
         return ssl.create_default_context(cafile=target.ca_file)
     except (OSError, ssl.SSLError) as error:
@@ -366,11 +358,14 @@ def explained(error: Exception, target: Target) -> ProbeError:
     if isinstance(error, TimeoutError):
         text = f"{where} gave no whole answer within {target.timeout_seconds:g} s"
         return ProbeError(ReasonCode.DEADLINE, text)
-    name = type(error).__name__
-    if isinstance(error, ssl.SSLError) or "SSL" in name or "Certificate" in name:
+    if isinstance(error, BadAnswer):
+        text = f"what answers at {where} does not speak HTTP/1.1: {error}"
+        return ProbeError(ReasonCode.WRONG_DATA, target.mask(text))
+    if isinstance(error, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLError):
         text = f"no trusted connection to {where}: {error}; name its certificate by ca_file"
         return ProbeError(ReasonCode.TLS_ERROR, target.mask(text))
-    text = f"nothing answers at {where}: {str(error) or name}; is the server up, the address right?"
+    said = str(error) or type(error).__name__
+    text = f"nothing answers at {where}: {said}; is the server up, the address right?"
     return ProbeError(ReasonCode.NO_ENDPOINT, target.mask(text))
 
 

@@ -23,7 +23,8 @@ from typing import Any
 
 from topobench import stats
 from topobench.probes import serving_facts, serving_windows
-from topobench.probes.serving_client import Client, clock
+from topobench.probes.serving_client import Client
+from topobench.probes.serving_http import clock
 from topobench.probes.serving_load import Lengths, Prompts, Scale, arrivals
 from topobench.probes.serving_windows import Collected, Flow, Health, Limits, Window
 

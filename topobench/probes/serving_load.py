@@ -187,7 +187,10 @@ class Prompts:
         lowest = min(vocabulary - 1, max(3, vocabulary // 100))  # the first ids are often special
         self._units = [str(i) for i in range(lowest, vocabulary)] if as_ids else list(WORDS)
         self._as_ids = as_ids
-        self._text = rng.choices(self._units, k=_POOL)
+        self._between = "," if as_ids else " "
+        drawn = rng.choices(self._units, k=_POOL)
+        self._text = self._between.join(drawn)
+        self._starts = list(itertools.accumulate((len(u) + 1 for u in drawn), initial=0))
         self._count = rng.randrange(len(self._units) ** _DIGITS)
         self._rng = rng
         self._reuse = reuse
@@ -210,12 +213,14 @@ class Prompts:
         for _ in range(min(_DIGITS, units)):
             rest, digit = divmod(rest, base)
             digits.append(self._units[digit])
-        left = units - len(digits)
-        start = self._rng.randrange(_POOL)
-        parts = digits + self._text[start : start + left]
-        while len(parts) < units:
-            parts += self._text[: units - len(parts)]
-        return f"[{','.join(parts)}]" if self._as_ids else f'"{" ".join(parts)}"'
+        parts, left = digits, units - len(digits)
+        while left > 0:
+            start = self._rng.randrange(_POOL)
+            end = min(start + left, _POOL)
+            parts.append(self._text[self._starts[start] : self._starts[end] - 1])
+            left -= end - start
+        text = self._between.join(parts)
+        return f"[{text}]" if self._as_ids else f'"{text}"'
 
 
 @dataclass(frozen=True, slots=True)
