@@ -23,8 +23,8 @@ PROBES = {
     name.lower(): f"worker_probes:{name}"
     for name in (
         *("Steady", "Crasher", "Raiser", "Values", "Sleeper", "Scribbler", "Stray"),
-        *("Buffer", "ClockStep", "Meeting", "Misplaced", "Foreign"),
-        "LostReduce",
+        *("Buffer", "ClockStep", "Meeting", "Reduced", "Misplaced", "Foreign"),
+        *("LostReduce", "LostNetwork", "Stuck"),
     )
 }
 NONE = Binding("none")

@@ -90,11 +90,12 @@ class Conversation:
 def conversation(*, launcher: int | None = None) -> Iterator[Conversation]:
     token = uuid.uuid4().hex
     results, write_end = os.pipe()
+    guard, guard_end = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-m", "topobench.probes.worker", str(write_end),
-         str(launcher or os.getpid())],
+         str(launcher or os.getpid()), str(guard_end)],
         stdin=subprocess.PIPE,
-        pass_fds=(write_end,),
+        pass_fds=(write_end, guard_end),
         start_new_session=True,
         env={
             **os.environ,
@@ -104,10 +105,12 @@ def conversation(*, launcher: int | None = None) -> Iterator[Conversation]:
         },
     )  # fmt: skip
     os.close(write_end)
+    os.close(guard_end)
     talk = Conversation(process, results, token)
     try:
         yield talk
     finally:
+        os.close(guard)
         talk.close()
 
 

@@ -6,27 +6,31 @@ Loaded inside workers by ``worker_probes:Class``: tests put this folder on PYTHO
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import mmap
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import IO, Any, ClassVar
 
 from topobench.errors import ProbeUnavailable, ResultInvalid
+from topobench.probes import host_network, so_far
 from topobench.probes.all_reduce import AllReduce, Buffers
 from topobench.probes.collective import Group
 from topobench.probes.foreign import run_foreign
 from topobench.probes.protocol import Arms, WorkerContext, parameter
+from topobench.probes.timing import Sampler
 from topobench.reading import Better, Metric, Reading, ReasonCode, Summary
 from topobench.stats import summarise
 
@@ -259,7 +263,7 @@ class ClockStep(Base):
 @dataclass(frozen=True)
 class Meeting(Base):
     """
-    Ranks meet at a socket of rank 0 and pass numbers round.
+    Ranks meet at a socket of rank 0, which adds up their numbers round by round.
 
     A rank that is to die does so after ``die_at`` rounds.
     """
@@ -272,11 +276,68 @@ class Meeting(Base):
     backend: str = parameter("gloo", help="for the record")
 
     def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        if self.how == "skip":
+            raise ProbeUnavailable(ReasonCode.UNSUPPORTED, "no collectives here")
+        with self.joined(context) as total:
+            context.note("affinity", sorted(os.sched_getaffinity(0)))
+            for number in range(20):
+                if context.rank == self.die and number == self.die_at:
+                    self._die()
+                started = time.perf_counter()
+                found = total(context.rank + 1)
+                took = time.perf_counter() - started
+                assert found == sum(range(1, context.ranks + 1))
+                yield reading(took, TIME)
+
+    @contextlib.contextmanager
+    def joined(self, context: WorkerContext) -> Iterator[Callable[[int], int]]:
+        """Meet the others; gives the sum of what all ranks call it with."""
+        with contextlib.ExitStack() as stack:
+            if context.rank:
+                host, port = context.wait().split(":")
+                peers = [socket.create_connection((host, int(port)))]
+            else:
+                server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+                context.publish(f"127.0.0.1:{server.getsockname()[1]}")
+                peers = [server.accept()[0] for _ in range(context.ranks - 1)]
+            lines = [stack.enter_context(peer.makefile("rw", buffering=1)) for peer in peers]
+            for peer in peers:
+                stack.callback(peer.close)
+
+            def total(value: int) -> int:
+                if context.rank == 0:
+                    value += sum(map(received, lines))
+                for line in lines:
+                    line.write(f"{value}\n")
+                return value if context.rank == 0 else received(lines[0])
+
+            yield total
+
+    def _die(self) -> None:
+        if self.how == "raise":
+            raise ValueError("this rank has had enough")
+        if self.how == "hang":
+            time.sleep(60)
+        os.kill(os.getpid(), getattr(signal, self.how))
+
+
+def received(line: IO[str]) -> int:
+    if not (text := line.readline()):
+        raise ConnectionError("Connection closed by peer")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class Reduced(Meeting):
+    """The same over gloo, whose ranks have gloo's words for what they see of each other."""
+
+    name: ClassVar[str] = "reduced"
+
+    @contextlib.contextmanager
+    def joined(self, context: WorkerContext) -> Iterator[Callable[[int], int]]:
         import torch
         import torch.distributed as dist
 
-        if self.how == "skip":
-            raise ProbeUnavailable(ReasonCode.UNSUPPORTED, "no collectives here")
         if context.rank == 0:
             store = dist.TCPStore(
                 "127.0.0.1", 0, context.ranks, is_master=True, wait_for_workers=False
@@ -286,26 +347,16 @@ class Meeting(Base):
             host, port = context.wait().split(":")
             store = dist.TCPStore(host, int(port), context.ranks, is_master=False)
         dist.init_process_group("gloo", store=store, rank=context.rank, world_size=context.ranks)
-        context.note("affinity", sorted(os.sched_getaffinity(0)))
+
+        def total(value: int) -> int:
+            tensor = torch.full((1 << 18,), float(value))
+            dist.all_reduce(tensor)
+            return int(tensor[0].item())
+
         try:
-            for number in range(20):
-                if context.rank == self.die and number == self.die_at:
-                    self._die()
-                tensor = torch.full((1 << 18,), float(context.rank + 1))
-                started = time.perf_counter()
-                dist.all_reduce(tensor)
-                took = time.perf_counter() - started
-                assert tensor[0].item() == sum(range(1, context.ranks + 1))
-                yield reading(took, TIME)
+            yield total
         finally:
             dist.destroy_process_group()
-
-    def _die(self) -> None:
-        if self.how == "raise":
-            raise ValueError("this rank has had enough")
-        if self.how == "hang":
-            time.sleep(60)
-        os.kill(os.getpid(), getattr(signal, self.how))
 
 
 @dataclass(frozen=True)
@@ -387,12 +438,13 @@ class Paced(Base):
 
 @dataclass(frozen=True, slots=True)
 class LostReduce(AllReduce):
-    """All-reduce over gloo; one rank is killed in the midst of timing."""
+    """All-reduce over gloo; one rank is killed or stopped in the midst of timing."""
 
     name: ClassVar[str] = "lostreduce"
 
-    die: int = parameter(-1, help="rank that is killed")
+    die: int = parameter(-1, help="rank that gets the signal")
     die_at: int = parameter(4, help="before its buffers are renewed for the n-th time")
+    how: str = parameter("SIGKILL", help="the signal")
 
     def buffers(self, group: Group) -> Buffers:
         data = Buffers(group, self)
@@ -400,8 +452,52 @@ class LostReduce(AllReduce):
 
         def until(count: int) -> None:
             if group.rank == self.die and next(times) == self.die_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), getattr(signal, self.how))
             refill(count)
 
         data.refill = until  # type: ignore[method-assign]
         return data
+
+
+@dataclass(frozen=True, slots=True)
+class LostNetwork(host_network.HostNetwork):
+    """Transfers between two hosts, of which one stops after a few."""
+
+    name: ClassVar[str] = "lostnetwork"
+
+    stop: int = parameter(1, help="rank that is stopped")
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        transfer, times = host_network._transfer, itertools.count(1)
+
+        def until(*args: Any, **flags: Any) -> float:
+            if next(times) == 4:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return transfer(*args, **flags)
+
+        if context.rank == self.stop:
+            host_network._transfer = until
+        yield from host_network.HostNetwork.measure(self, context)
+
+
+@dataclass(frozen=True)
+class Stuck(Base):
+    """Tells one reading, then takes four samples of another and hangs."""
+
+    name: ClassVar[str] = "stuck"
+    how: str = parameter("native", help="native, raise, wrong or none")
+
+    def measure(self, context: WorkerContext) -> Iterator[Reading]:
+        yield reading(3.0)
+        with so_far.durations(TIME.name, parts=2):
+            sampler = Sampler(0.0, 100.0)
+        for number in range(1, 5):
+            time.sleep(so_far.EVERY_SECONDS)
+            sampler.add(float(number))
+        if self.how == "native":
+            ctypes.PyDLL(None).sleep(60)  # keeps the interpreter's lock, as a stuck driver does
+        if self.how == "wrong":
+            raise ResultInvalid(ReasonCode.WRONG_DATA, "byte 3 is wrong")
+        if self.how == "raise":
+            raise ZeroDivisionError
+        yield reading(2.0, TIME)

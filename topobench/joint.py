@@ -231,8 +231,8 @@ def merged(cell: Cell, parts: Mapping[str, Run], names: Mapping[str, str]) -> Ru
     """
     The run of a joint cell from what each host saw of it.
 
-    The worst part decides the status and gives the reason: the cause before its echoes on
-    other hosts. Readings are rank 0's.
+    The worst part decides the status and gives the reason, but for echoes on other hosts where
+    one has the cause. Readings are rank 0's.
 
     Args:
         parts: By host key; every host of the cell.
@@ -276,9 +276,9 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _rank(run: Run) -> tuple[int, bool]:
+def _rank(run: Run) -> tuple[bool, bool, int]:
     echo = run.reason is not None and run.reason.code in _ECHOES and _second_hand(run.reason)
-    return _WORST_FIRST.index(run.status), echo
+    return run.status in MEASURED, echo, _WORST_FIRST.index(run.status)
 
 
 def _second_hand(reason: Reason) -> bool:

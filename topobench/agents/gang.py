@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from topobench import processes
+from topobench.agents import so_far
+from topobench.agents.so_far import SoFar
 from topobench.agents.worker_process import KILL_GRACE_SECONDS, WorkerProcess, end_all
 from topobench.processes import Process
 from topobench.reading import MEASURED, Member, Reading, Reason, ReasonCode, Status
@@ -78,6 +80,25 @@ class Outcome:
     warnings: tuple[str, ...] = ()
     log_tail: str = ""
     for_all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """
+    How long a cell may take, in seconds.
+
+    Args:
+        start: For imports and first use of devices, on top, until the first samples come.
+        work: For everything else.
+    """
+
+    start: float
+    work: float
+
+    @property
+    def most(self) -> float:
+        """From the moment its worker is told to begin."""
+        return self.start + self.work
 
 
 class Meeting:
@@ -154,6 +175,9 @@ class Gang:
         self._got: dict[int, Mapping[str, Any]] = {}
         self._ends: dict[int, Mapping[str, Any]] = {}
         self._readings: list[Reading] = []
+        self._so_far = SoFar()
+        self._allowed = Allowed(math.inf, math.inf)
+        self._late_at = math.inf
         self._refusal: Outcome | None = None
         self._cell: str | None = None
         self._in_step = False
@@ -167,7 +191,7 @@ class Gang:
         """Whether these workers live and may run another cell."""
         for worker in self._workers:
             worker.look()
-        return self._in_step and not any(w.fault for w in self._workers)
+        return self._in_step and all(w.fault is None and w.guarded for w in self._workers)
 
     def ready(self, seconds: float, stop: threading.Event) -> Outcome | None:
         """Wait until every rank has its binding; the outcome of a cell if one has not."""
@@ -200,7 +224,7 @@ class Gang:
     def measure(
         self,
         go: Mapping[str, Any],
-        seconds: float,
+        allowed: Allowed,
         stop: threading.Event,
         disturbed: Callable[[], Reason | None] = lambda: None,
     ) -> Outcome:
@@ -213,24 +237,27 @@ class Gang:
         self._disturbed = disturbed
         self._ends.clear()
         self._readings.clear()
+        self._so_far.clear()
+        self._allowed, self._late_at = allowed, math.inf
         self._cell = go["cell"]
         started_at, began = utc_now(), time.monotonic()
         for worker in self._workers:
             worker.begin()
-            worker.send("go", **go, deadline_seconds=seconds)
-        self._follow(lambda: len(self._ends) == len(self._workers), seconds, stop)
-        outcome, rank = self._judge(seconds, stop)
+            worker.send("go", **go, deadline_seconds=allowed.most)
+        self._follow(lambda: len(self._ends) == len(self._workers), allowed.most, stop)
+        outcome, rank = self._judge(time.monotonic() - began, stop)
+        kept = self._so_far.readings() if outcome.status in so_far.KEPT_IN else ()
         self._in_step = self._ended_alike()
         end = self._ends.get(self._first, {})
         return replace(
             outcome,
             started_at=started_at,
             seconds=end.get("seconds", time.monotonic() - began),
-            readings=tuple(self._readings),
+            readings=(*self._readings, *kept),
             members=self._members(),
             environment=end.get("environment", {}),
             conditions=self._conditions(),
-            warnings=self._warnings(),
+            warnings=(*self._warnings(), *so_far.told(kept)),
             log_tail=next(w for w in self._workers if w.rank == rank).log_tail(),
         )
 
@@ -292,7 +319,7 @@ class Gang:
             self._introduce()
             if self._refusal is not None or self._disturbed() is not None:
                 return
-            until = min(until, time.monotonic() + self._patience())
+            until = min(until, self._late_at, time.monotonic() + self._patience())
 
     def _patience(self) -> float:
         """How long to wait for the other ranks once one is lost or has failed."""
@@ -326,8 +353,13 @@ class Gang:
             raise ValueError("it is about another cell")
         elif kind == "publish":
             self._relay(message["cell"], message["address"])
+        elif kind == "so_far":
+            self._so_far.take(message)
+            self._late_at = min(self._late_at, time.monotonic() + self._allowed.work)
         elif kind == "reading":
-            self._readings.append(Reading.from_json(message["reading"]))
+            reading = Reading.from_json(message["reading"])
+            self._readings.append(reading)
+            self._so_far.settle(reading)
         elif kind == "end":
             Status(message["status"])
             Member(rank=worker.rank, host="", **message["member"])

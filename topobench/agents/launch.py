@@ -23,7 +23,7 @@ import topobench
 from topobench.agents import environment, nccl_run
 from topobench.agents.conditions.seen import Seen
 from topobench.agents.environment import Environment
-from topobench.agents.gang import CANCELLED, KILLED, Gang, Outcome, Seat, utc_now
+from topobench.agents.gang import CANCELLED, KILLED, Allowed, Gang, Outcome, Seat, utc_now
 from topobench.agents.nccl_run import Dump, NcclRun
 from topobench.errors import AgentError, ImportFailed
 from topobench.host import Host
@@ -66,7 +66,7 @@ class Limits:
     Args:
         least: Every cell may take that long ...
         factor: ... or so many times its estimate.
-        start: On top, for imports and first use of devices.
+        start: On top, for imports and first use of devices, until the first samples come.
         start_gpu: The same with GPUs.
     """
 
@@ -79,9 +79,10 @@ class Limits:
         """Allowance for a worker's start."""
         return self.start_gpu if cell.devices else self.start
 
-    def of(self, cell: Cell) -> float:
-        """Deadline of a cell, from the moment its worker is told to begin."""
-        return max(self.least, self.factor * cell.estimated_seconds) + self.start_up(cell)
+    def of(self, cell: Cell) -> Allowed:
+        """What a cell is allowed."""
+        work = max(self.least, self.factor * cell.estimated_seconds)
+        return Allowed(start=self.start_up(cell), work=work)
 
 
 class Launcher:

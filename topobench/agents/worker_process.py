@@ -26,6 +26,7 @@ LOG_LIMIT_BYTES = 64 << 20
 _TAIL_BYTES = 8192
 _TAIL_LINES = 60
 _CLOSED_PIPE_SECONDS = 2.0
+_UNGUARDED_SECONDS = 0.5  # a guard goes with its worker, whose own death counts
 KILL_GRACE_SECONDS = 1.0
 
 
@@ -60,20 +61,26 @@ class WorkerProcess:
         self._taken = 0
         self._closed_at: float | None = None
         self._kills_before = _oom_kills()
+        self._guard_gone_at: float | None = None
         token = f"{uuid.uuid4().hex}.{rank}"
-        read_end, write_end = os.pipe()
+        (result, result_end), (guard, guard_end) = os.pipe(), os.pipe()
+        given = (str(result_end), str(os.getpid()), str(guard_end))
         try:
             self._process = _spawner().submit(
-                _spawn, [*command, str(write_end), str(os.getpid())], write_end, log,
+                _spawn, [*command, *given], (result_end, guard_end), log,
                 {**environment, processes.WORKER: token},
             ).result()  # fmt: skip
         except BaseException:
-            os.close(read_end)
+            os.close(result)
+            os.close(guard)
             raise
         finally:
-            os.close(write_end)
-        os.set_blocking(read_end, False)
-        self._pipe: int | None = read_end
+            os.close(result_end)
+            os.close(guard_end)
+        for pipe in (result, guard):
+            os.set_blocking(pipe, False)
+        self._pipe: int | None = result
+        self._guard: int | None = guard  # nothing is ever written: its end is what counts
         found = processes.find(self._process.pid)
         self.family = Family(self._process.pid, token, found.start if found else 0)
 
@@ -118,10 +125,16 @@ class WorkerProcess:
         self._parts.append(rest)
         return True
 
+    @property
+    def guarded(self) -> bool:
+        """Whether its guard lives, as far as :meth:`look` has seen."""
+        return self._guard_gone_at is None
+
     def look(self) -> None:
-        """Find out whether it died, closed its pipe, or floods its log."""
+        """Find out whether it died, lost its guard, closed its pipe, or floods its log."""
         if self.fault is not None:
             return
+        self._look_at_guard()
         if self._log_size() - self._log_start > LOG_LIMIT_BYTES:
             self.reject(
                 ReasonCode.CRASHED, f"it wrote more than {LOG_LIMIT_BYTES >> 20} MiB of log"
@@ -133,6 +146,8 @@ class WorkerProcess:
             self.fault = self.fault or self._cause(code)
         elif self._closed_at and time.monotonic() > self._closed_at + _CLOSED_PIPE_SECONDS:
             self.reject(ReasonCode.CRASHED, "it closed its result pipe but lives on")
+        elif self._guard_gone_at and time.monotonic() > self._guard_gone_at + _UNGUARDED_SECONDS:
+            self.reject(ReasonCode.SIGNAL, "its guard was killed, without which it may outlive us")
 
     def reject(self, code: ReasonCode, text: str) -> None:
         """Want no more of this worker; the first cause counts."""
@@ -158,6 +173,7 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         self._close_pipe()
+        self._close_guard()
         self.wait(1.0)
         if self._log_size() == 0:
             self._log.unlink(missing_ok=True)
@@ -182,6 +198,18 @@ class WorkerProcess:
                 self._selector.unregister(self._pipe)
             os.close(self._pipe)
             self._pipe = None
+
+    def _look_at_guard(self) -> None:
+        if self._guard is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._guard, 1)
+                self._guard_gone_at = time.monotonic()
+                self._close_guard()
+
+    def _close_guard(self) -> None:
+        if self._guard is not None:
+            os.close(self._guard)
+            self._guard = None
 
     def _take(self, line: bytes) -> None:
         try:
@@ -238,7 +266,7 @@ def _spawner() -> ThreadPoolExecutor:
 
 
 def _spawn(
-    argv: list[str], result_fd: int, log: Path, environment: dict[str, str]
+    argv: list[str], pipes: tuple[int, int], log: Path, environment: dict[str, str]
 ) -> subprocess.Popen[bytes]:
     with log.open("ab") as file:
         return subprocess.Popen(
@@ -247,7 +275,7 @@ def _spawn(
             stdout=file,
             stderr=subprocess.STDOUT,
             env=environment,
-            pass_fds=(result_fd,),
+            pass_fds=pipes,
             start_new_session=True,
         )
 

@@ -58,10 +58,10 @@ class Group(Protocol):
 @dataclass(frozen=True, slots=True)
 class Race:
     """
-    What laps gave, in seconds a segment.
+    What laps gave, in seconds an operation.
 
     Args:
-        total: A segment of any rank: its inverse is the sum of the ranks' rates.
+        total: An operation of any rank: its inverse is the sum of the ranks' rates.
         discarded: Laps that meant nothing.
         uneven: Ranks that in some lap ended no segment while all were busy.
     """
@@ -82,11 +82,19 @@ class Race:
         )
 
 
-def race(group: Group, lap: Lap, sampler: Sampler, *, lead_seconds: float = 0.0) -> Race | None:
+def race(
+    group: Group,
+    lap: Lap,
+    sampler: Sampler,
+    *,
+    operations: int = 1,
+    lead_seconds: float = 0.0,
+) -> Race | None:
     """
     Run laps on all ranks until rank 0's sampler is content; None, on all, if none is good.
 
     Args:
+        operations: In a segment.
         lead_seconds: What a rank needs between hearing of a lap and its start; grows where
             laps come back without a meaning.
     """
@@ -105,13 +113,14 @@ def race(group: Group, lap: Lap, sampler: Sampler, *, lead_seconds: float = 0.0)
             lead = min(2 * lead, SPIN_MAX_SECONDS)
             continue
         fruitless = 0
-        lap_rates, behind = found
+        segments, behind = found
+        lap_rates = [rate * operations for rate in segments]
         rates.append(lap_rates)
         uneven |= behind
-        sampler.add(1 / sum(lap_rates))
+        sampler.add(1 / sum(lap_rates), slowest=1 / min(lap_rates))
     if fruitless > RETRIES:
         return None
-    total = sampler.timed()
+    total = sampler.timed(operations)
     by_rank = (
         replace(total, samples=sampler.arranged([1 / r for r in column]))
         for column in zip(*rates, strict=True)

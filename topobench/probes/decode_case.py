@@ -55,7 +55,7 @@ class Case(Passes[Decoder]):
         self.model.fill(self.forward.cache.layers)
         self.device.forget()
         yield from self.first()
-        timing = self.timed(mode)
+        timing = self.timed(mode, metrics.TPOT.name, metrics.WALL_TIME.name)
         self._note(timing.how, expected)
         yield from self._speeds(timing)
         yield from self._bounds(timing.figures, roofs)

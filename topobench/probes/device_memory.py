@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from topobench import stats
 from topobench.errors import ResultInvalid
-from topobench.probes import device_work
+from topobench.probes import device_work, so_far
 from topobench.probes.driver import Driver
 from topobench.probes.metrics import BANDWIDTH
 from topobench.probes.protocol import Arms, Kind, WorkerContext, one_or_all, parameter
@@ -65,9 +65,10 @@ class DeviceMemory:
             site.check(arrays.verify)
             moved = float(ARRAYS[self.op] * self.bytes)
             context.note("bytes_convention", f"{ARRAYS[self.op]} x array: each read and write")
-            sampler = Sampler(
-                stats.BANDWIDTH_TOLERANCE, min(BUDGET_SECONDS, context.deadline_seconds / 8)
-            )
+            with so_far.rates(BANDWIDTH.name, moved):
+                sampler = Sampler(
+                    stats.BANDWIDTH_TOLERANCE, min(BUDGET_SECONDS, context.deadline_seconds / 8)
+                )
             figures = site.queued(arrays.enqueue, max(1, int(SAMPLE_BYTES // moved)), sampler)
             yield from figures.rates(BANDWIDTH.name, moved)
             site.check(arrays.check)

@@ -125,11 +125,11 @@ class Site:
         each = max(1, count // segments)
         lead = 3 * at_once.enqueueing_seconds(queue, enqueue, each * segments)
         lap = at_once.queued_lap(queue, enqueue, each, segments)
-        race = at_once.race(self.group, lap, sampler, lead_seconds=lead)
+        race = at_once.race(self.group, lap, sampler, operations=each, lead_seconds=lead)
         if race is None:
             raise _untimeable()
         self._note(each * segments, race.discarded, mark_overhead(queue))
-        return self._figures(race, each)
+        return self._figures(race)
 
     def called(self, call: Callable[[], Any], sampler: Sampler) -> Figures:
         """
@@ -147,16 +147,15 @@ class Site:
         took = max(self.gather(wall(call, 4) / 4))
         each = max(1, math.ceil(at_once.SEGMENT_SECONDS / took))
         lap = at_once.call_lap(call, each, segments_of(took))
-        race = at_once.race(self.group, lap, sampler)
+        race = at_once.race(self.group, lap, sampler, operations=each)
         if race is None:
             raise _untimeable()
-        return self._figures(race, each)
+        return self._figures(race)
 
-    def _figures(self, race: at_once.Race, operations: int) -> Figures:
-        """Laps are timed by the segment, figures by the operation."""
+    def _figures(self, race: at_once.Race) -> Figures:
         if self.context.rank == 0 and (warning := race.warning()):
             self.context.warn(warning)
-        return Figures(race.total, self.context.devices, race.by_rank).divided(operations)
+        return Figures(race.total, self.context.devices, race.by_rank)
 
     def _note(self, operations: int, discarded: int, overhead: float | None) -> None:
         self.context.note("queued_operations", operations)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from topobench import env_arms, stats
 from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
-from topobench.probes import collective
+from topobench.probes import collective, so_far
 from topobench.probes.host_memory import available_bytes
 from topobench.probes.metrics import ALGBW, BUSBW, LATENCY
 from topobench.probes.patterns import EXACT_UP_TO, LARGEST_VALUE
@@ -105,8 +105,6 @@ class GangProbe:
         """
         Measure on all ranks together; only rank 0 yields readings.
 
-        Where another rank is lost meanwhile, the times seen until then come first.
-
         Raises:
             ProbeUnavailable: The backend is missing or has no CUDA graphs, or this case cannot be
                 checked.
@@ -142,13 +140,9 @@ class GangProbe:
                 mode=self.mode,
             )
             budget = min(BUDGET_SECONDS, context.deadline_seconds / 4)
-            sampler = Sampler(self._tolerance(), budget)
-            try:
-                times = rounds.measure(sampler)
-            except Exception:
-                if seen := sampler.so_far():  # evidence, though nothing was checked after it
-                    yield seen.durations(LATENCY.name)
-                raise
+            with so_far.durations(LATENCY.name):
+                sampler = Sampler(self._tolerance(), budget)
+            times = rounds.measure(sampler)
             data.verify(1)
         if times is not None:
             context.note("samples_discarded", times.discarded)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from topobench import stats
 from topobench.errors import ProbeUnavailable, ResultInvalid
-from topobench.probes import cublaslt, cuda, device_work
+from topobench.probes import cublaslt, cuda, device_work, so_far
 from topobench.probes.metrics import FLOP
 from topobench.probes.protocol import (
     REST_SECONDS,
@@ -148,14 +148,17 @@ class Gemm:
         return 0.8 + REST_SECONDS + captured + measuring + 0.2 * (self.size / 8192) ** 2
 
     def _figures(self, site: device_work.Site, products: Products) -> device_work.Figures:
+        flop = 2.0 * self.size**3
         if self.mode == "burst":
             budget = min(BURST_SECONDS, site.context.deadline_seconds / 8)
             count = self._products_in(BURST_SAMPLE_SECONDS, site, products)
-            burst = Sampler(stats.BANDWIDTH_TOLERANCE, budget)
+            with so_far.rates(FLOP.name, flop):
+                burst = Sampler(stats.BANDWIDTH_TOLERANCE, budget)
             return site.queued(products.enqueue, min(QUEUE_MAX, count), burst)
-        sampler = Endurance(0.0, self.seconds)
         walks = math.ceil(self._products_in(ROW_SECONDS, site, products) / len(products.sets))
         row = walks * len(products.sets)
+        with so_far.rates(FLOP.name, row * flop):
+            sampler = Endurance(0.0, self.seconds)
         rows = min(QUEUE_MAX, math.ceil(SUSTAINED_SAMPLE_SECONDS / ROW_SECONDS))
         figures = site.queued(products.rows(row), rows, sampler)
         busy = min(site.gather(busy_share(figures, sampler)))
@@ -178,8 +181,7 @@ class Gemm:
 class Endurance(Sampler):
     """Samples for a fixed time; the first half warms up, however steady it looks."""
 
-    def add(self, sample: float) -> None:
-        """Take in the next sample."""
+    def _take(self, sample: float) -> None:
         self.ends.append(self.clock())
         spent = self._spent()
         (self.warm if spent < self.budget_seconds / 2 else self.counted).append(sample)

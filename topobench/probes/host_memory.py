@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from topobench import stats
 from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
-from topobench.probes import cuda
+from topobench.probes import cuda, so_far
 from topobench.probes.metrics import BANDWIDTH, LATENCY
 from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
 from topobench.probes.timing import collect
@@ -175,11 +175,12 @@ def _bandwidth(op: str, size: int, context: WorkerContext, budget: float) -> Rea
         everywhere(step)
         everywhere(check)
         everywhere(poison)
-        timed = collect(
-            lambda: everywhere(step),
-            tolerance=stats.BANDWIDTH_TOLERANCE,
-            budget_seconds=budget,
-        )
+        with so_far.rates(BANDWIDTH.name, float(STREAMS[op] * size)):
+            timed = collect(
+                lambda: everywhere(step),
+                tolerance=stats.BANDWIDTH_TOLERANCE,
+                budget_seconds=budget,
+            )
         everywhere(check)
     context.note("bytes_convention", f"{STREAMS[op]} x array, write-allocate not counted")
     return timed.rates(BANDWIDTH.name, float(STREAMS[op] * size))
@@ -347,12 +348,13 @@ def _latency(size: int, context: WorkerContext, budget: float) -> Reading:
         walked += CHASE_STEPS
         return took * 1e-9 / CHASE_STEPS
 
-    timed = collect(
-        sample,
-        tolerance=stats.LATENCY_TOLERANCE,
-        budget_seconds=budget,
-        operations=CHASE_STEPS,
-    )
+    with so_far.durations(LATENCY.name):
+        timed = collect(
+            sample,
+            tolerance=stats.LATENCY_TOLERANCE,
+            budget_seconds=budget,
+            operations=CHASE_STEPS,
+        )
     if at != int(order[walked % len(order)]):
         raise ResultInvalid(ReasonCode.WRONG_DATA, "the walk ended at the wrong element")
     return timed.durations(LATENCY.name)

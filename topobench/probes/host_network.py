@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from topobench import stats
 from topobench.errors import ProbeError, ResultInvalid
-from topobench.probes import collective
+from topobench.probes import collective, so_far
 from topobench.probes.metrics import BANDWIDTH, LATENCY
 from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
 from topobench.probes.timing import Sampler, Timed
@@ -82,15 +82,17 @@ class HostNetwork:
             if context.rank:
                 _follow(links, self)
                 return
-            pings = _timed(lambda: _ping(links), stats.LATENCY_TOLERANCE, LATENCY_SECONDS)
+            with so_far.durations(LATENCY.name):
+                pings = _timed(lambda: _ping(links), stats.LATENCY_TOLERANCE, LATENCY_SECONDS)
             lead = _Lead(links, self)
             budget = min(BUDGET_SECONDS, context.deadline_seconds / 8)
-            transfers = _timed(lead.sample, stats.BANDWIDTH_TOLERANCE, budget)
+            moved = float((2 if self.direction == "both" else 1) * _size(self) * self.streams)
+            with so_far.rates(BANDWIDTH.name, moved):
+                transfers = _timed(lead.sample, stats.BANDWIDTH_TOLERANCE, budget)
             links.control.sendall(_STOP)
             _agree_on_data(links, lead.received, _size(self), True)
             context.note("streams", self.streams)
-        ways = 2 if self.direction == "both" else 1
-        yield transfers.rates(BANDWIDTH.name, float(ways * _size(self) * self.streams))
+        yield transfers.rates(BANDWIDTH.name, moved)
         yield pings.durations(LATENCY.name)
 
     def estimated_seconds(self) -> float:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from topobench import stats
 from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
-from topobench.probes import at_once, collective, cuda
+from topobench.probes import at_once, collective, cuda, so_far
 from topobench.probes.host_memory import available_bytes
 from topobench.probes.metrics import BANDWIDTH, PER_CALL_BANDWIDTH
 from topobench.probes.protocol import Arms, Kind, WorkerContext, one_or_all, parameter
@@ -307,9 +307,14 @@ def _alone(
     torch: Any, copies: Copies, context: WorkerContext, *, queued: bool
 ) -> Iterator[Reading]:
     budget = min(BUDGET_SECONDS, context.deadline_seconds / 8)
-    if queued and (timed := _queued(torch, copies, budget, context)):
-        yield timed.rates(BANDWIDTH.name, copies.moved)
-    yield _per_call(torch, copies, budget).rates(PER_CALL_BANDWIDTH.name, copies.moved)
+    if queued:
+        with so_far.rates(BANDWIDTH.name, copies.moved):
+            timed = _queued(torch, copies, budget, context)
+        if timed is not None:
+            yield timed.rates(BANDWIDTH.name, copies.moved)
+    with so_far.rates(PER_CALL_BANDWIDTH.name, copies.moved):
+        called = _per_call(torch, copies, budget)
+    yield called.rates(PER_CALL_BANDWIDTH.name, copies.moved)
 
 
 def _queued(torch: Any, copies: Copies, budget: float, context: WorkerContext) -> Timed | None:
@@ -354,7 +359,8 @@ def _gang(
         found = at_once.race(
             group,
             at_once.queued_lap(queue, copies.enqueue, count, segments),
-            _sampler(context),
+            _sampler(context, BANDWIDTH.name, copies.moved),
+            operations=count,
             lead_seconds=3 * at_once.enqueueing_seconds(queue, copies.enqueue, count * segments),
         )
         if found is None:
@@ -363,19 +369,22 @@ def _gang(
             context.note("queued_operations", count * segments)
             context.note("queued_discarded", found.discarded)
             context.note("timer_overhead_seconds", mark_overhead(queue))
-            yield from _by_rank(found, BANDWIDTH.name, count * copies.moved, context)
+            yield from _by_rank(found, BANDWIDTH.name, copies.moved, context)
     call = copies.caller(torch)
     took = wall(call, 4) / 4
     slowest = max(row[0] for row in group.gather([took]))
     count = max(1, math.ceil(at_once.SEGMENT_SECONDS / slowest))
-    calls = at_once.race(group, at_once.call_lap(call, count, segments), _sampler(context))
+    sampler = _sampler(context, PER_CALL_BANDWIDTH.name, copies.moved)
+    lap = at_once.call_lap(call, count, segments)
+    calls = at_once.race(group, lap, sampler, operations=count)
     if calls is not None:
-        yield from _by_rank(calls, PER_CALL_BANDWIDTH.name, count * copies.moved, context)
+        yield from _by_rank(calls, PER_CALL_BANDWIDTH.name, copies.moved, context)
 
 
-def _sampler(context: WorkerContext) -> Sampler:
+def _sampler(context: WorkerContext, metric: str, moved: float) -> Sampler:
     budget = min(BUDGET_SECONDS, context.deadline_seconds / 8)
-    return Sampler(stats.BANDWIDTH_TOLERANCE, budget)
+    with so_far.rates(metric, moved):
+        return Sampler(stats.BANDWIDTH_TOLERANCE, budget)
 
 
 def _by_rank(

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from topobench import stats
 from topobench.errors import ResultInvalid
-from topobench.probes import cuda, device_work
+from topobench.probes import cuda, device_work, so_far
 from topobench.probes.metrics import LATENCY
 from topobench.probes.protocol import Arms, Kind, WorkerContext, one_or_all, parameter
 from topobench.probes.timing import QUEUE_MAX, Sampler
@@ -70,10 +70,13 @@ class KernelLaunch:
 
     def _figures(self, site: device_work.Site, launcher: Launcher) -> device_work.Figures:
         budget = min(BUDGET_SECONDS, site.context.deadline_seconds / 8)
-        sampler = Sampler(stats.LATENCY_TOLERANCE, budget)
+        in_rows = self.mode in ("back_to_back", "graph")
+        with so_far.durations(LATENCY.name, parts=ROW if in_rows else 1):
+            if self.mode == "synchronised" and site.group is None:  # else a sample is a mean,
+                return site.called(launcher.call, Calls(0.0, budget, CALLS))  # without a P99
+            sampler = Sampler(stats.LATENCY_TOLERANCE, budget)
         if self.mode == "synchronised":
-            single = site.group is None  # else a sample is a mean, whose P99 means nothing
-            return site.called(launcher.call, Calls(0.0, budget, CALLS) if single else sampler)
+            return site.called(launcher.call, sampler)
         if self.mode == "back_to_back":
             return site.called(launcher.row, sampler).divided(ROW)
         if self.mode == "queued":
@@ -89,8 +92,8 @@ class Calls(Sampler):
     A percentile tells of the slow calls, which a median may ignore.
     """
 
-    def add(self, sample: float) -> None:
-        """Take in the next sample; a tenth of them warms up."""
+    def _take(self, sample: float) -> None:
+        """A tenth of them warms up."""
         self.ends.append(self.clock())
         warming = len(self.warm) < self.n_max // 10
         (self.warm if warming else self.counted).append(sample)

@@ -6,6 +6,9 @@ the worker's whole family when the launcher closes the worker's stdin (by whatev
 when the worker itself is gone, or when the deadline has passed. It is a process and no
 thread, because native code may hold the interpreter's lock for minutes, and because
 somebody must end the children of a worker that was killed.
+
+A guard that is killed itself is noticed at once: it alone holds a pipe of the launcher's,
+which then ends the worker.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import select
 import signal
 import struct
 import time
+from collections.abc import Collection
 from typing import NoReturn
 
 from topobench import processes
@@ -24,6 +28,7 @@ from topobench.processes import Family
 
 _DEADLINE = struct.Struct("d")
 _LOOK_SECONDS = 0.5
+GUARD = "topobench-guard"
 
 SLACK_SECONDS = 5.0
 """The launcher ends a late worker first and says why; the guard only if it did not."""
@@ -36,17 +41,26 @@ class Lifeline:
         self._pipe = pipe
 
     def allow(self, seconds: float) -> None:
-        """The family ends that many seconds from now, unless this is called again."""
-        os.write(self._pipe, _DEADLINE.pack(time.monotonic() + seconds))
+        """
+        The family ends that many seconds from now, unless this is called again.
+
+        Raises:
+            SystemExit: The guard is gone, so nothing would.
+        """
+        try:
+            os.write(self._pipe, _DEADLINE.pack(time.monotonic() + seconds))
+        except BrokenPipeError:
+            raise SystemExit(f"{GUARD} is gone; without it this worker must not go on") from None
 
 
-def start(launcher: int, token: str) -> Lifeline:
+def start(launcher: int, token: str, held: int) -> Lifeline:
     """
     Tie this process to its launcher; call it before any thread or heavy import.
 
     Args:
         launcher: Pid of the process that must hold our stdin.
         token: Value of the marker TOPOBENCH_WORKER of this worker's family.
+        held: Pipe that the guard alone keeps open, so that its end is seen.
 
     Raises:
         SystemExit: The launcher is gone already.
@@ -60,15 +74,16 @@ def start(launcher: int, token: str) -> Lifeline:
     read_end, write_end = os.pipe()
     if os.fork() == 0:
         try:
-            _guard(family, read_end)
+            _guard(family, read_end, held)
         finally:
             os._exit(0)
     os.close(read_end)
+    os.close(held)
     return Lifeline(write_end)
 
 
-def _guard(family: Family, deadlines: int) -> NoReturn:
-    _step_aside(deadlines)
+def _guard(family: Family, deadlines: int, held: int) -> NoReturn:
+    _step_aside({deadlines, held})
     deadline = float("inf")
     poller = select.poll()
     poller.register(0, 0)  # hang-up alone: the words on stdin are the worker's
@@ -92,14 +107,17 @@ def _guard(family: Family, deadlines: int) -> NoReturn:
     os._exit(0)
 
 
-def _step_aside(deadlines: int) -> None:
-    """Hold nothing of the worker's but its stdin, and take no polite signal."""
+def _step_aside(kept: Collection[int]) -> None:
+    """Hold nothing of the worker's but its stdin and these pipes, and take no polite signal."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.dup2(null, 2)
-    os.closerange(3, deadlines)
-    os.closerange(deadlines + 1, 65536)
+    lowest = 3
+    for pipe in sorted(kept):
+        os.closerange(lowest, pipe)
+        lowest = pipe + 1
+    os.closerange(lowest, 65536)
     with contextlib.suppress(OSError):
-        processes.prctl(processes.PR_SET_NAME, b"topobench-guard")
+        processes.prctl(processes.PR_SET_NAME, GUARD.encode())

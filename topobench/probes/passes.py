@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from topobench.probes import prefill_metrics as metrics
+from topobench.probes import so_far
 from topobench.probes.accelerator import Accelerator
 from topobench.probes.bench import BENCH, distance, require_close
 from topobench.probes.device_work import Figures
@@ -75,13 +76,21 @@ class Passes(Generic[Model]):
             BENCH.began = True
             yield metrics.single(metrics.FIRST, process_seconds())
 
-    def timed(self, mode: str) -> Timing:
-        """Prepare a mode and time it, between two checks."""
+    def timed(self, mode: str, device_metric: str, wall_metric: str) -> Timing:
+        """
+        Prepare a mode and time it, between two checks.
+
+        Args:
+            device_metric: Whose reading the device's times will be.
+            wall_metric: Whose the host's will be.
+        """
         self.forward.prepare(mode)
         self.check("those of eager mode")
         budget = min(DEVICE_SECONDS, self.context.deadline_seconds / 16)
-        figures, how = self.device.times(self.forward.run, budget)
-        walls = self.device.walls(self.forward.answer, min(WALL_SECONDS, budget))
+        with so_far.durations(device_metric):
+            figures, how = self.device.times(self.forward.run, budget)
+        with so_far.durations(wall_metric):
+            walls = self.device.walls(self.forward.answer, min(WALL_SECONDS, budget))
         peaks = self.device.peaks()
         self.forward.logits.fill_(float("nan"))
         self.check("those before timing")

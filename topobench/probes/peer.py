@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from topobench import stats
 from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
-from topobench.probes import cuda
+from topobench.probes import cuda, so_far
 from topobench.probes.driver import Driver
 from topobench.probes.metrics import BANDWIDTH, LATENCY, PER_CALL_BANDWIDTH
 from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
@@ -108,10 +108,12 @@ class Peer:
 
     def _readings(self, torch: Any, copies: Copies, context: WorkerContext) -> Iterator[Reading]:
         budget = min(BUDGET_SECONDS, context.deadline_seconds / 8)
-        timed = _queued(torch, copies, context, budget)
+        with so_far.rates(BANDWIDTH.name, copies.moved):
+            timed = _queued(torch, copies, context, budget)
         if timed is None:
             context.note("queued", "not measured: the driver blocks the host in such copies")
-            called = _called(torch, copies, budget)
+            with so_far.rates(PER_CALL_BANDWIDTH.name, copies.moved):
+                called = _called(torch, copies, budget)
             yield called.rates(PER_CALL_BANDWIDTH.name, copies.moved)
             return
         yield timed.rates(BANDWIDTH.name, copies.moved)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topobench import stats
-from topobench.probes import datasheets
+from topobench.probes import datasheets, so_far
 from topobench.probes import prefill_metrics as metrics
 from topobench.probes.bench import BENCH, Errors
 from topobench.probes.footprint import Footprint, moved_bytes
@@ -42,7 +42,7 @@ class Case(Passes[Transformer]):
         self.device.forget()
         self.begin(Forward(self.device, self.model, self.batch, self.sequence))
         yield from self.first()
-        timing = self.timed(mode)
+        timing = self.timed(mode, metrics.DEVICE_TIME.name, metrics.WALL_TIME.name)
         self._note(timing.how, expected)
         yield from self._speeds(timing, ceiling)
         each = self.model.products.precision.activation_bytes
@@ -105,9 +105,10 @@ class Case(Passes[Transformer]):
         yield from self.launching()
 
     def _part(self, name: str, call: Callable[[], Any]) -> Reading:
-        timed = collect(
-            lambda: wall(call), tolerance=stats.LATENCY_TOLERANCE, budget_seconds=PART_SECONDS
-        )
+        with so_far.durations(metrics.PART.name, point={"part": name}):
+            timed = collect(
+                lambda: wall(call), tolerance=stats.LATENCY_TOLERANCE, budget_seconds=PART_SECONDS
+            )
         return timed.durations(metrics.PART.name, point={"part": name})
 
     def _stages(self, mode: str) -> Iterator[Reading]:
@@ -129,7 +130,8 @@ class Case(Passes[Transformer]):
         each = model.products.precision.activation_bytes
         size = self.batch * self.sequence * model.shape.width * each
         yield metrics.single(metrics.MESSAGE, size)
-        apart, _ = self.device.times(self.forward.apart(mode), timing.budget)
+        with so_far.durations(metrics.APART.name):
+            apart, _ = self.device.times(self.forward.apart(mode), timing.budget)
         yield from apart.durations(metrics.APART.name)
         without, total = (
             statistics.median(f.total.samples[f.total.warmups :]) for f in (apart, timing.figures)

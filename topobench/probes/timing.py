@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Protocol
 
 from topobench import stats
 from topobench.errors import ProbeError
+from topobench.probes import so_far
 from topobench.reading import Reading, ReasonCode, Scalar
 
 SAMPLE_SECONDS = 200e-6
@@ -86,7 +87,8 @@ class Sampler:
     """
     The rule by which samples are taken: warm up until steady, stop when narrow.
 
-    Feed it samples; it says when to stop. Pure but for ``clock``.
+    Feed it samples; it says when to stop. Pure but for ``clock``, and for telling the samples
+    as they come where somebody listens (``probes.so_far``).
 
     Args:
         tolerance: Relative half-width at which sampling converged (``topobench.stats``).
@@ -105,21 +107,28 @@ class Sampler:
     least: ClassVar[int] = N_FLOOR
     _started: float = field(init=False)
     _warming: bool = field(default=True, init=False)
+    _series: so_far.Series | None = field(init=False)
 
     def __post_init__(self) -> None:
+        self._series = so_far.series()
         self._started = self.clock()
 
-    def add(self, sample: float) -> None:
-        """Take in the next sample, in seconds per operation, as soon as it is complete."""
-        if self.stop_reason is None:
-            self.ends.append(self.clock())
-        if self._warming:
-            self.warm.append(sample)
-            over = self._spent() >= WARMUP_SHARE * self.budget_seconds
-            self._warming = not (over or stats.warmed_up(self.warm, self.tolerance))
-        elif self.stop_reason is None:
-            self.counted.append(sample)
-            self.stop_reason = self._why_stop()
+    def add(self, sample: float, *, slowest: float | None = None) -> None:
+        """
+        Take in the next sample, in seconds per operation, as soon as it is complete.
+
+        Args:
+            slowest: Of several GPUs at once, whose rates are added up, the slowest one's seconds.
+        """
+        if self.stop_reason is not None:
+            return
+        before = len(self.counted)
+        self._take(sample)
+        if self._series is not None:
+            counted = len(self.counted) > before
+            self._series.take(
+                sample, slowest=slowest, counted=counted, stop_reason=self.stop_reason
+            )
 
     def done(self) -> bool:
         """Whether no more samples are wanted."""
@@ -142,12 +151,16 @@ class Sampler:
         """One value of each sample, in measured order, as :meth:`timed` has them."""
         return tuple(values)
 
-    def so_far(self) -> Timed | None:
-        """What was sampled by now, warm-ups only if there is nothing else; None without any."""
-        if not (self.warm or self.counted):
-            return None
-        warmups = len(self.warm) if self.counted else 0
-        return Timed((*self.warm, *self.counted), warmups, self.stop_reason or "aborted")
+    def _take(self, sample: float) -> None:
+        """Put a sample where it belongs; find out whether it is the last."""
+        self.ends.append(self.clock())
+        if self._warming:
+            self.warm.append(sample)
+            over = self._spent() >= WARMUP_SHARE * self.budget_seconds
+            self._warming = not (over or stats.warmed_up(self.warm, self.tolerance))
+        else:
+            self.counted.append(sample)
+            self.stop_reason = self._why_stop()
 
     def _why_stop(self) -> str | None:
         if stats.should_stop(self.counted, self.tolerance):
@@ -190,10 +203,8 @@ class Bursts(Sampler):
     _last: float = field(default=0.0, init=False)
     _single: bool = field(default=False, init=False)
 
-    def add(self, sample: float) -> None:
-        """Take in the next sample, in seconds per operation; pause after it where it is time."""
-        if self.stop_reason is not None:
-            return
+    def _take(self, sample: float) -> None:
+        """And pause after it where it is time."""
         now = self.clock()
         counts = ends = False
         if self._burst is None:

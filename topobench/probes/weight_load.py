@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from topobench.errors import ProbeUnavailable, ResultInvalid
-from topobench.probes import cuda
+from topobench.probes import cuda, so_far
 from topobench.probes.metrics import DURATION
 from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
 from topobench.probes.timing import Timed
@@ -48,6 +48,7 @@ TRANSFER = Metric(
     "transfer_bandwidth_bytes_per_second", Better.HIGHER, "pinned memory to device, alone"
 )
 LOAD = Metric("load_bandwidth_bytes_per_second", Better.HIGHER, "file to device, both stages")
+STAGES = {"storage": STORAGE, "transfer": TRANSFER, "pipeline": LOAD}
 PREDICTED = Metric(
     "predicted_duration_seconds", Better.LOWER, "bytes by the bandwidth of the slower stage"
 )
@@ -120,14 +121,21 @@ class WeightLoad:
         stages = Stages(self.bytes, self.chunk_bytes, target)
         with contextlib.closing(Weights.write(self)) as weights:
             note("filesystem", weights.filesystem)
-            times: dict[str, list[float]] = {"storage": [], "transfer": [], "pipeline": []}
+            times: dict[str, list[float]] = {stage: [] for stage in STAGES}
+            told = {stage: _series(metric, self.bytes) for stage, metric in STAGES.items()}
+
+            def took(stage: str, seconds: float) -> None:
+                times[stage].append(seconds)
+                if (series := told[stage]) is not None:
+                    series.take(seconds)
+
             for number in range(PASSES):
                 weights.forget()
-                times["storage"].append(stages.storage(weights))
-                times["transfer"].append(stages.transfer())
+                took("storage", stages.storage(weights))
+                took("transfer", stages.transfer())
                 target.poison(POISON)
                 weights.forget()
-                times["pipeline"].append(stages.pipeline(weights))
+                took("pipeline", stages.pipeline(weights))
                 if number in (0, PASSES - 1):
                     weights.check(target)
         slower = max(("storage", "transfer"), key=lambda stage: statistics.median(times[stage]))
@@ -140,11 +148,15 @@ class WeightLoad:
         return 1.0 + self.bytes * (1 / 0.5e9 + 2 * PASSES / 1e9 + 2 / 1e9)
 
 
+def _series(metric: Metric, size: int) -> so_far.Series | None:
+    with so_far.rates(metric.name, float(size)):
+        return so_far.series()
+
+
 def _readings(size: float, times: dict[str, list[float]], predicted: float) -> Iterator[Reading]:
     timed = {stage: Timed(tuple(seconds), 0, "fixed") for stage, seconds in times.items()}
-    yield timed["storage"].rates(STORAGE.name, size)
-    yield timed["transfer"].rates(TRANSFER.name, size)
-    yield timed["pipeline"].rates(LOAD.name, size)
+    for stage, metric in STAGES.items():
+        yield timed[stage].rates(metric.name, size)
     yield timed["pipeline"].durations(DURATION.name)
     yield Timed((predicted,), 0, "fixed").durations(PREDICTED.name)
     yield timed["pipeline"].rates(OVERLAP.name, predicted)

@@ -1,14 +1,16 @@
 """
 The pinned worker: a fresh process that runs the cells of one arm in turn.
 
-``python -m topobench.probes.worker RESULT_FD LAUNCHER_PID`` is started by
+``python -m topobench.probes.worker RESULT_FD LAUNCHER_PID GUARD_FD`` is started by
 ``agents.launch``, never by hand. Both ways speak JSON, one object a line:
 
 * stdin, held open by the launcher as the life line: the spec first (rank, ranks,
   binding, interface, denied), then ``{"type": "go", ...}`` for each cell,
   ``{"type": "address", ...}`` from rank 0 of a gang, and ``{"type": "bye"}``;
 * the private pipe RESULT_FD: ``got`` (what the kernel granted) or ``refused``, then for
-  each cell ``publish`` (rank 0 of a gang), ``reading`` ... and ``end``, at last ``bye``.
+  each cell ``publish`` (rank 0 of a gang), ``so_far`` (samples that no reading holds yet),
+  ``reading`` ... and ``end``, at last ``bye``;
+* the pipe GUARD_FD is held by the worker's guard alone (``probes.lifeline``).
 
 stdout and stderr go to a log file. Nothing heavy is imported before the binding holds.
 """
@@ -25,12 +27,13 @@ import os
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Generator, Mapping
 from typing import Any
 
 from topobench import processes
 from topobench.errors import ProbeError
-from topobench.probes import lifeline, registry
+from topobench.probes import lifeline, registry, so_far
 from topobench.probes.protocol import REST_SECONDS, Probe, WorkerContext, build, check_metrics
 from topobench.probes.worker_binding import Grip
 from topobench.probes.worker_checks import Failure, Placement, check_values, explain
@@ -203,6 +206,7 @@ class Attempt:
         self._cell = cell
         self._rank = rank
         self._began = began
+        self._teller: so_far.Teller | None = None
         self.placement = Placement(binding)
         self.conditions: dict[str, Any] = {}
         self.warnings: list[str] = []
@@ -233,21 +237,30 @@ class Attempt:
         """
         Send each reading as it comes; the first value that cannot be is the result.
 
+        Samples come before their reading, and where it fails without one.
+
         Raises:
             ValueError: A metric that the probe did not declare.
             ProbeError: No reading at all.
         """
         failure, count = None, 0
-        readings = probe.measure(context)
-        try:
-            for reading in readings:
-                check_metrics(type(probe), [reading])
-                failure = failure or check_values(reading)
-                self._report(reading)
-                count += 1
-        finally:
-            if isinstance(readings, Generator):
-                readings.close()
+        if self._rank == 0:
+            self._teller = so_far.Teller(self._tell, {m.name for m in probe.metrics})
+        with so_far.listening(self._teller):
+            readings = probe.measure(context)
+            try:
+                for reading in readings:
+                    check_metrics(type(probe), [reading])
+                    failure = failure or check_values(reading)
+                    self._report(reading)
+                    count += 1
+            except Exception:
+                if self._teller is not None:
+                    self._teller.flush()
+                raise
+            finally:
+                if isinstance(readings, Generator):
+                    readings.close()
         if not count and self._rank == 0:
             raise ProbeError(ReasonCode.INTERNAL, "the probe ended without any reading")
         return failure
@@ -269,8 +282,12 @@ class Attempt:
         if bound:
             self.placement.verify()
 
+    def _tell(self, news: Mapping[str, Any]) -> None:
+        self._channel.send("so_far", cell=self._cell, **news)
+
     def _report(self, reading: Reading) -> None:
-        if self._rank == 0:
+        if self._teller is not None:
+            self._teller.settle(reading)
             times = tuple(round(at - self._began, 6) for at in reading.times)
             told = dataclasses.replace(reading, times=times)
             self._channel.send("reading", cell=self._cell, reading=told)
@@ -296,16 +313,26 @@ def _versions() -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     """Run as a worker; the process ends without the interpreter's own clean-up."""
-    channel = Channel(int(arguments[0]))
-    line = lifeline.start(int(arguments[1]), os.environ.get(processes.WORKER, ""))
-    # Imports make what stays: looking for garbage in it delays torch, and disturbs timings.
-    gc.set_threshold(20_000, 20, 100)
-    faulthandler.enable()
-    Worker(channel, line, channel.receive()).run()
-    # Tearing down CUDA and NCCL may hang or crash; every result is out by now.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    code = 1
+    try:
+        result_fd, launcher, held = map(int, arguments)
+        channel = Channel(result_fd)
+        line = lifeline.start(launcher, os.environ.get(processes.WORKER, ""), held)
+        # Imports make what stays: looking for garbage in it delays torch, and disturbs timings.
+        gc.set_threshold(20_000, 20, 100)
+        faulthandler.enable()
+        Worker(channel, line, channel.receive()).run()
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+        sys.stderr.write("" if isinstance(leaving.code, int) else f"{leaving.code}\n")
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Tearing down CUDA and NCCL may hang or crash; every result is out by now.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":
