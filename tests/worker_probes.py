@@ -7,7 +7,6 @@ Loaded inside workers by ``worker_probes:Class``: tests put this folder on PYTHO
 from __future__ import annotations
 
 import contextlib
-import contextlib
 import ctypes
 import itertools
 import mmap
