@@ -6,6 +6,7 @@ Its lock is empty and it builds itself, so that nothing has to be downloaded.
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import signal
@@ -79,10 +80,17 @@ def torch_wheel(folder: Path, version: str) -> Path:
 
 
 class Checkout:
-    """A small checkout with our scripts."""
+    """
+    A small checkout with our scripts.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        ready: Where Python finds a module venv that copies, see :func:`ready`; None leaves it
+            its own.
+    """
+
+    def __init__(self, root: Path, ready: Path | None = None) -> None:
         self.root = root
+        self.ready = ready
         root.mkdir()
         shutil.copytree(
             ROOT / "scripts", root / "scripts", ignore=shutil.ignore_patterns("__pycache__")
@@ -103,6 +111,8 @@ class Checkout:
         """Start ``scripts/topobench`` from a folder that has nothing to do with it."""
         clean = {k: v for k, v in os.environ.items() if k not in VARIABLES}
         given = {"TOPOBENCH_PYTHON": sys.executable, "TOPOBENCH_TORCH": str(self.torch)}
+        if self.ready is not None:
+            given["PYTHONPATH"] = str(self.ready)
         return subprocess.Popen(
             [script or self.root / "scripts/topobench", *arguments],
             cwd="/",
@@ -132,6 +142,27 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     assert "topobench: making" in err
     assert "topobench: ready" in err
     return made
+
+
+VENV = """\
+import os, shutil, sys
+shutil.copytree({ready!r}, sys.argv[1], symlinks=True, dirs_exist_ok=True, copy_function=os.link)
+"""
+
+
+@pytest.fixture(scope="module")
+def ready(checkout: Checkout, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    A folder with a module venv that copies what the first call's venv made.
+
+    To make an environment is to install pip there, which takes most of a first call. What our
+    scripts and pip do in it is real, and their first call has Python's own venv.
+    """
+    folder = tmp_path_factory.mktemp("ready")
+    ours = shutil.ignore_patterns("*topobench*", "torch*", "small.py")
+    shutil.copytree(checkout.venv, folder / "empty", symlinks=True, ignore=ours)
+    (folder / "venv.py").write_text(VENV.format(ready=str(folder / "empty")))
+    return folder
 
 
 @pytest.fixture
@@ -194,17 +225,20 @@ def test_gpus_that_torch_cannot_use_are_looked_at_before_each_measurement(
     assert "gpus=none" in stamp.read_text()
 
 
-def test_moved_checkout_gets_a_new_environment(checkout: Checkout, tmp_path: Path) -> None:
+def test_moved_checkout_gets_a_new_environment(
+    checkout: Checkout, ready: Path, tmp_path: Path
+) -> None:
     """Paths inside an environment are absolute."""
     moved = tmp_path / "moved"
     shutil.copytree(checkout.root, moved, symlinks=True)
-    code, out, err = checkout.call("plan", script=moved / "scripts/topobench")
+    script = moved / "scripts/topobench"
+    code, out, err = checkout.call("plan", script=script, PYTHONPATH=str(ready))
     assert (code, out) == (0, "ran plan\n"), err
     assert f"topobench: making {moved}/.venv" in err
 
 
-def test_two_first_calls_at_once_make_one_environment(tmp_path: Path) -> None:
-    checkout = Checkout(tmp_path / "checkout")
+def test_two_first_calls_at_once_make_one_environment(ready: Path, tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path / "checkout", ready)
     both = [checkout.start("plan"), checkout.start("plan")]
     ends = [process.communicate(timeout=200) for process in both]
     assert [process.returncode for process in both] == [0, 0], ends
@@ -214,20 +248,20 @@ def test_two_first_calls_at_once_make_one_environment(tmp_path: Path) -> None:
     assert said.count("waiting for it") == 1
 
 
-def test_failed_installation_is_said_and_started_over(unchanged: Checkout) -> None:
+def test_failed_installation_is_said_and_started_over(unchanged: Checkout, ready: Path) -> None:
     left = unchanged.venv / "left over"
     left.touch()
     code, out, err = unchanged.call("plan", TOPOBENCH_TORCH="torch==2.99")
     assert (code, out) == (3, "")
     assert "offline or behind a mirror: see docs/install.md" in err
     assert left.exists()
-    code, out, err = unchanged.call("plan")
+    code, out, err = unchanged.call("plan", PYTHONPATH=str(ready))
     assert (code, out) == (0, "ran plan\n"), err
     assert not left.exists()
 
 
-def test_killed_installation_is_started_over(tmp_path: Path) -> None:
-    checkout = Checkout(tmp_path / "checkout")
+def test_killed_installation_is_started_over(ready: Path, tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path / "checkout", ready)
     process = checkout.start("plan")
     deadline = time.monotonic() + 60
     while not (checkout.venv / "bin").exists():
@@ -242,12 +276,23 @@ def test_killed_installation_is_started_over(tmp_path: Path) -> None:
     assert not left.exists()
 
 
-def test_torch_of_the_interpreter_is_used(tmp_path: Path) -> None:
+def torch_here(host: GpuHost) -> TorchFacts:
+    """The torch of these tests; without GPUs its version says enough, and is not imported."""
+    if host.has_gpus:
+        return environment.facts_of(sys.executable)
+    try:
+        return TorchFacts(importlib.metadata.version("torch"))
+    except importlib.metadata.PackageNotFoundError:
+        return TorchFacts(None)
+
+
+def test_torch_of_the_interpreter_is_used(ready: Path, tmp_path: Path) -> None:
     """Also where that interpreter is itself in a virtual environment, as it is here."""
-    facts = environment.facts_of(sys.executable)
-    if not facts.fits(read_host(Path("/"))):
+    host = read_host(Path("/"))
+    facts = torch_here(host)
+    if not facts.fits(host):
         pytest.skip("the interpreter of the tests has no torch that fits this host")
-    checkout = Checkout(tmp_path / "checkout")
+    checkout = Checkout(tmp_path / "checkout", ready)
     code, out, err = checkout.call("plan", TOPOBENCH_TORCH="")
     assert (code, out) == (0, "ran plan\n"), err
     assert f"topobench: using torch {facts.version} of " in err
