@@ -145,9 +145,9 @@ def _driven(
         before = time.process_time()
         store.end_sweep(id)
         ended = time.process_time() - before
-    assert len(runs) == len(chosen), (len(runs), len(chosen))
-    assert not warnings, warnings[:3]
     joint = sum(1 for c in chosen if c.hosts)
+    assert (crowd.stored, len(runs)) == (len(chosen), joint)
+    assert not warnings, warnings[:3]
     a_cell = stored / len(plan.cells) + (driven + ended) / len(chosen)
     print(
         f"driven: {len(chosen)} cells ({joint} of several hosts) in {wall:.0f} s, "
@@ -178,7 +178,7 @@ class Crowd:
         self.pace = pace
         self.most_waiting = self.most_threads = 0
         self.made = itertools.count(1)
-        self.last_made = self._stored = 0
+        self.last_made = self.stored = 0
         self._bytes = pickle.dumps(to_json(_run()))
 
     def run(self, cell: Cell, *, counts: bool = True) -> Run:
@@ -195,9 +195,9 @@ class Crowd:
 
     def run_finished(self, cell: Cell, run: Run) -> None:
         """Count what waits."""
-        self._stored += 1
-        self.most_waiting = max(self.most_waiting, self.last_made - self._stored)
-        if self._stored % 100 == 0:
+        self.stored += 1
+        self.most_waiting = max(self.most_waiting, self.last_made - self.stored)
+        if self.stored % 100 == 0:
             self.most_threads = max(self.most_threads, threading.active_count())
 
 
@@ -287,11 +287,11 @@ def _through_ray(count: int, each: int) -> int:
             crowd = Crowd(0.0)
             before, start = time.process_time(), time.perf_counter()
             with ray_agent.Pulse(agents):
-                runs = sweep.drive(cells, agents, _Nowhere(), crowd, stop=threading.Event())
+                sweep.drive(cells, agents, _Nowhere(), crowd, stop=threading.Event())
             cpu, wall = time.process_time() - before, time.perf_counter() - start
         finally:
             ray.shutdown()
-    assert len(runs) == len(cells)
+    assert crowd.stored == len(cells)
     workers = len(batches(cells))
     print(
         f"{count} agents through Ray: {len(cells)} cells of {workers} workers in {wall:.0f} s, "

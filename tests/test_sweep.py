@@ -93,8 +93,9 @@ def plan(key: str, batches: int = 2, size: int = 3) -> list[Cell]:
 
 
 def drive(cells: Sequence[Cell], agents: Sequence[Agent], store: Store) -> dict[str, Run]:
-    runs = sweep.drive(cells, agents, store, store, stop=threading.Event())
-    return {r.cell: r for r in runs}
+    """The runs that were stored, by their cell."""
+    sweep.drive(cells, agents, store, store, stop=threading.Event())
+    return {r.cell: r for r in store.runs}
 
 
 def test_every_cell_has_one_run_and_hosts_work_side_by_side() -> None:
@@ -178,8 +179,9 @@ def test_a_stop_leaves_later_batches_planned() -> None:
 
     agent = Agent("h1", stopping, good)
     cells = plan("h1")
-    runs = sweep.drive(cells, [agent], Store(), Store(), stop=stop)
-    assert [r.cell for r in runs] == [c.id for c in cells[:3]]
+    store = Store()
+    sweep.drive(cells, [agent], store, store, stop=stop)
+    assert [r.cell for r in store.runs] == [c.id for c in cells[:3]]
     assert agent.cancelled.is_set()
 
 

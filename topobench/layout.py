@@ -10,26 +10,30 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from topobench import env_arms, rings
+from topobench.alike import Alike, uuids
 from topobench.bindings import (
-    MatrixArm,
     Refusal,
     equal_threads,
-    numa_matrix,
-    resolve,
-    united,
     with_threads,
 )
 from topobench.choice import GPUS, SHAPE, SHARING, Choice, Timed
-from topobench.config import BindingChoice, ClusterConfig
+from topobench.config import ClusterConfig
 from topobench.device_sets import device_sets
 from topobench.errors import UsageError
 from topobench.host import Host
+from topobench.layout_arms import (
+    absent_nodes,
+    joined,
+    matrix_cases,
+    matrix_places,
+    resolve_all,
+    with_equal_threads,
+)
 from topobench.probes.protocol import Arms
 from topobench.reading import Arm, Binding, Case, Cell, Reason, ReasonCode, Status
 from topobench.selection import (
@@ -40,20 +44,33 @@ from topobench.selection import (
     select_gpus,
     unmet,
 )
-from topobench.topology import Gpu, Topology
+from topobench.topology import Gpu
 from topobench.units import format_bytes
 
 UNBOUND = Arm(Binding("none"))
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What is the same for every host of a sweep."""
+    """
+    What is the same for every host of a sweep.
+
+    Args:
+        ids: UUIDs for its cells.
+        alike: What was laid out for hosts of a kind.
+    """
 
     config: ClusterConfig
     choices: tuple[Choice, ...]
     host_count: int
     seed: int
+    ids: Iterator[str] = field(default_factory=uuids, compare=False)
+    alike: Alike = field(default_factory=Alike, compare=False)
+
+    def kind(self, host: Host) -> int:
+        """The number of a host's kind."""
+        return self.alike.kind(host.key, host.topology, self.config.env_for(host))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +115,7 @@ class _Group:
 
 def lay_out(site: Site, host: Host) -> list[Cell]:
     """Every cell of one host in the order it will run; those not run carry a reason."""
-    return [*_Layout(site, host, select_gpus(site.config, host)).cells()]
+    return [*_Layout(site, host, select_gpus(site.config, host), site.kind(host)).cells()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +125,7 @@ class _Layout:
     site: Site
     host: Host
     gpus: HostGpus
+    kind: int
 
     def cells(self) -> Iterator[Cell]:
         runnable = []
@@ -306,7 +324,8 @@ class _Layout:
         if not arms:
             return
         binding = arms[0].binding
-        arm = Arm(with_threads(binding, equal_threads([binding], self.host.topology)))
+        threads = equal_threads([binding], self.host.topology)
+        arm = self._once(("pairs", binding, threads), lambda: Arm(with_threads(binding, threads)))
         pairs = list(itertools.permutations(whole, 2))
         for pair in self._random("pairs").sample(pairs, len(pairs)):
             first, second = pair
@@ -323,21 +342,20 @@ class _Layout:
 
     def _matrix(self, choices: Sequence[Choice]) -> Iterator[Cell]:
         """Every CPU node against every memory node, as one comparison without a device."""
-        arms = numa_matrix(self.host.topology)
-        plannable = [arm for arm in arms if isinstance(arm.resolved, Binding)]
+        places = self._once("matrix", lambda: matrix_places(self.host.topology))
+        usable = [place for place, arm in places if arm is not None]
         for choice in choices:
-            for arm in arms:
-                if isinstance(arm.resolved, Refusal):
-                    yield self._arm_refused((choice.probe.name, choice.probe.version), arm.resolved)
-        bound = [arm.resolved for arm in plannable if isinstance(arm.resolved, Binding)]
-        threads = equal_threads(bound, self.host.topology)
+            for place, _ in places:
+                if isinstance(place.resolved, Refusal):
+                    probe = choice.probe.name, choice.probe.version
+                    yield self._arm_refused(probe, place.resolved)
         groups = []
-        for arm, binding in zip(plannable, bound, strict=True):
-            cases = [t for c in choices for t in _matrix_cases(c, arm)]
-            if cases:
-                groups.append(_Group(Arm(with_threads(binding, threads)), cases))
+        for place, arm in places:
+            cases = [t for c in choices for t in matrix_cases(c, place)] if arm else []
+            if arm and cases:
+                groups.append(_Group(arm, cases))
         for choice in choices:
-            for lack in _absent_nodes(choice, plannable):
+            for lack in absent_nodes(choice, usable):
                 yield self._lacking(choice, lack)
         yield from self._rounds(groups, "matrix", self.site.config.processes)
 
@@ -352,31 +370,46 @@ class _Layout:
             # What is so on every GPU is said once, without a device.
             devices = where[0].keys if len(where) == 1 else ()
             yield self._arm_refused(probe, refusal, devices)
-        bindings = [arm.binding for _, arms, _ in resolved for arm in arms]
+        bindings = {arm.binding for _, arms, _ in resolved for arm in arms}
+        sizes = {bench.ranks for bench in benches}
+        threads = {n: equal_threads(bindings, self.host.topology, n) for n in sizes}
         config = self.site.config
         for bench, arms, _ in resolved:
-            threads = equal_threads(bindings, self.host.topology, bench.ranks)
-            groups = [
-                _Group(_with_threads(arm, threads), bench.cases, bench.keys, bench.ranks)
-                for arm in arms
-            ]
+            keys, ranks = bench.keys, bench.ranks
+            bound = [self._bound(arm, threads[ranks]) for arm in arms]
+            groups = [_Group(arm, bench.cases, keys, ranks) for arm in bound]
             compared = len(groups) > 1 and config.blocks > 0
-            label = f"bench {bench.ranks} {' '.join(bench.keys)}"
+            label = f"bench {ranks} {' '.join(keys)}"
             yield from self._rounds(groups, label, config.blocks if compared else config.processes)
 
     def _arms(self, bench: _Bench) -> tuple[list[Arm], list[Refusal]]:
         """The arms of a bench that can be laid out, and those that cannot."""
+        numbers = {gpu.key: n for n, gpu in enumerate(self.host.topology.gpus)}
+        places = tuple(numbers[key] for key in bench.keys)
+        settings = tuple(tuple(sorted(env.items())) for env in bench.environments)
+        traits = bench.ranks, bench.rings, bench.compared, bench.env_arms, settings
+        return self._once((places, traits), lambda: self._lay_out_arms(bench))
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What is so on every host of this kind."""
+        return self.site.alike.once((self.kind, key), make)
+
+    def _bound(self, arm: Arm, threads: int) -> Arm:
+        """An arm of :meth:`_arms` with a number of threads."""
+        return self._once((id(arm), threads), lambda: with_equal_threads(arm, threads))
+
+    def _lay_out_arms(self, bench: _Bench) -> tuple[list[Arm], list[Refusal]]:
         names, refused = self._rings(bench)
         arms = []
         for choice in self.site.config.bindings:
-            found = _resolve_all(choice, self.host.topology, bench.devices)
+            found = resolve_all(choice, self.host.topology, bench.devices)
             if isinstance(found, Refusal):
                 refused.append(found)
             else:
                 if bench.ranks == 1:  # one process: it is bound to what suits any of its GPUs
                     found = dataclasses.replace(found, rank_bindings=())
                 arms += [
-                    _joined(dataclasses.replace(found, env={**found.env, **settings}), ring)
+                    joined(dataclasses.replace(found, env={**found.env, **settings}), ring)
                     for ring in names
                     for settings in bench.environments
                 ]
@@ -414,25 +447,35 @@ class _Layout:
 
     def _rounds(self, groups: Sequence[_Group], label: str, count: int) -> Iterator[Cell]:
         """Complete rounds over the arms in seeded order, every second one mirrored."""
+        if len(groups) < 2:  # nothing to draw
+            for group, number in itertools.product(groups, range(max(1, count))):
+                yield from self._worker(group, number, 0, 0)
+            return
         generator = self._random(label)
         order: list[_Group] = []
         for number in range(max(1, count)):
             order = order[::-1] if number % 2 else generator.sample(groups, len(groups))
             for position, group in enumerate(order):
-                for case, seconds in group.cases:
-                    yield Cell(
-                        id=str(uuid.uuid4()),
-                        case=case,
-                        host=self.host.key,
-                        arm=group.arm,
-                        devices=group.devices,
-                        ranks=group.ranks,
-                        process_no=number,
-                        block=number if len(groups) > 1 else 0,
-                        order_in_block=position,
-                        estimated_seconds=seconds,
-                        visible=group.visible,
-                    )
+                yield from self._worker(group, number, number, position)
+
+    def _worker(self, group: _Group, number: int, block: int, position: int) -> Iterator[Cell]:
+        """The cells of one worker."""
+        ids, host, arm, devices = self.site.ids, self.host.key, group.arm, group.devices
+        ranks, visible = group.ranks, group.visible
+        for case, seconds in group.cases:
+            yield Cell(
+                id=next(ids),
+                case=case,
+                host=host,
+                arm=arm,
+                devices=devices,
+                ranks=ranks,
+                process_no=number,
+                block=block,
+                order_in_block=position,
+                estimated_seconds=seconds,
+                visible=visible,
+            )
 
     def _random(self, label: str) -> random.Random:
         """A generator of its own for each purpose: one host's order never moves another's."""
@@ -470,7 +513,7 @@ class _Layout:
         ranks: int = 1,
     ) -> Cell:
         return Cell(
-            id=str(uuid.uuid4()),
+            id=next(self.site.ids),
             case=case,
             host=self.host.key,
             arm=arm,
@@ -518,52 +561,3 @@ def _laid_out_as(choice: Choice) -> Arms:
     if choice.values.get(GPUS) == ("all",):
         return Arms.HOST
     return Arms.BINDINGS if choice.probe.arms is Arms.DEVICE else choice.probe.arms
-
-
-def _joined(arm: Arm, ring: str | None) -> Arm:
-    """An arm with a ring; all but NCCL's own choice run all-reduce by rings alone."""
-    settings = {} if ring in (None, rings.AUTO) else rings.RING_ONLY
-    return dataclasses.replace(arm, ring=ring, env={**arm.env, **settings})
-
-
-def _with_threads(arm: Arm, threads: int) -> Arm:
-    ranks = tuple(with_threads(b, threads) for b in arm.rank_bindings)
-    return dataclasses.replace(arm, binding=with_threads(arm.binding, threads), rank_bindings=ranks)
-
-
-def _matrix_cases(choice: Choice, arm: MatrixArm) -> tuple[Timed, ...]:
-    """Cases at one place of the matrix; none where the user's values leave it out."""
-    place = {"cpu_node": arm.cpu_node, "memory_node": arm.memory_node}
-    for name, node in place.items():
-        wanted = choice.values.get(name, (None,))
-        if wanted != (None,) and node not in wanted:
-            return ()
-    return choice.cases(**place)
-
-
-def _absent_nodes(choice: Choice, arms: Sequence[MatrixArm]) -> Iterator[Lack]:
-    """What the user asked of NUMA nodes that this host does not have or may not use."""
-    for name, code in (
-        ("cpu_node", ReasonCode.CPU_NOT_ALLOWED),
-        ("memory_node", ReasonCode.MEM_NOT_ALLOWED),
-    ):
-        usable = {getattr(arm, name) for arm in arms}
-        wanted = [v for v in choice.values.get(name, ()) if v is not None]
-        absent = [str(v) for v in wanted if v not in usable]
-        if absent:
-            known = ", ".join(map(str, sorted(usable))) or "none"
-            text = f"{name} {', '.join(absent)}: not usable here; there is {known}"
-            yield Lack(Status.SKIPPED, Reason(code, text))
-
-
-def _resolve_all(choice: BindingChoice, topology: Topology, gpus: tuple[Gpu, ...]) -> Arm | Refusal:
-    """An arm of a bench; each rank is bound apart where the GPUs hang on several NUMA nodes."""
-    found = []
-    for gpu in gpus or (None,):
-        one = resolve(choice, topology, gpu)
-        if isinstance(one, Refusal):
-            return one
-        found.append(one)
-    if all(one == found[0] for one in found):
-        return Arm(found[0])
-    return Arm(united(found), rank_bindings=tuple(found))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -110,7 +109,7 @@ class _Layout:
             if lack is None:
                 able.append(host)
             else:
-                yield _lacking(choice, lack, host)
+                yield self._lacking(choice, lack, host)
         for number in range(max(1, self.site.config.processes)):
             for met in self._rounds(choice, len(able)):
                 for a, b in met:
@@ -119,7 +118,9 @@ class _Layout:
     def pair(self, choice: Choice, first: Host, second: Host, process_no: int) -> Iterator[Cell]:
         """The cells of one pair."""
         seats = _Seat(first), _Seat(second)
-        yield from self._cells(choice.cases(), seats, self._arm(seats, None), process_no)
+        kinds = self.site.kind(first), self.site.kind(second)
+        arm = self.site.alike.once(("pair", kinds), lambda: self._arm(seats, None))
+        yield from self._cells(choice.cases(), seats, arm, process_no)
 
     def pairs_left_out(self, choice: Choice) -> Iterator[str]:
         """A warning if not every pair meets."""
@@ -137,7 +138,7 @@ class _Layout:
         """A collective over all hosts: a rank for each GPU, or one for each host without."""
         seats = self._seats(choice)
         if isinstance(seats, Lack):
-            yield _lacking(choice, seats, self.hosts[0])
+            yield self._lacking(choice, seats, self.hosts[0])
             return
         on_gpus = seats[0].gpu is not None
         backend = "nccl" if on_gpus else "gloo"
@@ -148,7 +149,7 @@ class _Layout:
         more, refused = environments(self.site.config, plain, hosts, on_gpus=on_gpus)
         for arm, why in refused:
             lack = Lack(Status.NOT_APPLICABLE, why)
-            yield dataclasses.replace(_lacking(choice, lack, self.hosts[0]), arm=arm)
+            yield dataclasses.replace(self._lacking(choice, lack, self.hosts[0]), arm=arm)
         yield from self._blocks(cases, seats, [plain, *more])
 
     def _blocks(
@@ -193,17 +194,19 @@ class _Layout:
     def _cells(
         self, cases: Sequence[Timed], seats: Sequence[_Seat], arm: Arm, process_no: int
     ) -> Iterator[Cell]:
+        devices = tuple(s.gpu.key for s in seats if s.gpu)
+        hosts = tuple(s.host.key for s in seats)
         for case, seconds in cases:
             yield Cell(
-                id=str(uuid.uuid4()),
+                id=next(self.site.ids),
                 case=case,
                 host=seats[0].host.key,
                 arm=arm,
-                devices=tuple(s.gpu.key for s in seats if s.gpu),
+                devices=devices,
                 ranks=len(seats),
                 process_no=process_no,
                 estimated_seconds=seconds,
-                hosts=tuple(s.host.key for s in seats),
+                hosts=hosts,
             )
 
     def _arm(self, seats: Sequence[_Seat], ring: str | None) -> Arm:
@@ -222,6 +225,16 @@ class _Layout:
         bound = tuple(with_threads(b, threads) for b in bindings)
         return Arm(bound[0], ring, rank_bindings=bound if bound[0].cpus else ())
 
+    def _lacking(self, choice: Choice, lack: Lack, host: Host) -> Cell:
+        return Cell(
+            id=next(self.site.ids),
+            case=Case(choice.probe.name, choice.probe.version, {}),
+            host=host.key,
+            arm=UNBOUND,
+            status=lack.status,
+            reason=lack.reason,
+        )
+
 
 def _by_host(
     bindings: Sequence[Binding], seats: Sequence[_Seat]
@@ -230,14 +243,3 @@ def _by_host(
     for _, found in itertools.groupby(rows, key=lambda row: row[1].host.key):
         listed = list(found)
         yield listed[0][1].host, listed
-
-
-def _lacking(choice: Choice, lack: Lack, host: Host) -> Cell:
-    return Cell(
-        id=str(uuid.uuid4()),
-        case=Case(choice.probe.name, choice.probe.version, {}),
-        host=host.key,
-        arm=UNBOUND,
-        status=lack.status,
-        reason=lack.reason,
-    )

@@ -9,7 +9,9 @@ block the mirror of the one before it (A B C, C B A), so that a slow drift cance
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import gc
 import itertools
 import random
 import uuid
@@ -75,6 +77,24 @@ class Plan:
     site: Site | None = None
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """
+    Let the garbage collector wait.
+
+    A plan is up to a million objects and has no cycles; to look through all of them again and
+    again takes a third of the time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_uncollected()
 def make_plan(config: ClusterConfig, hosts: Sequence[Host], *, seed: int | None = None) -> Plan:
     """
     Lay out every cell of a sweep.
@@ -108,7 +128,7 @@ def make_plan(config: ClusterConfig, hosts: Sequence[Host], *, seed: int | None 
         seed=used_seed,
         estimated_seconds=max(seconds),
         gpu_hours=sum(s * n for s, n in zip(seconds, gpus, strict=True)) / 3600,
-        counts=dict(collections.Counter(c.status.value for c in flat)),
+        counts=_counts(flat),
         absent_hosts=absent,
         short_hosts=tuple(h.name for h in chosen if _too_few_gpus(config, h)),
         ailing_hosts=tuple(h.name for h in chosen if unfit_gpus(config, h)),
@@ -151,7 +171,7 @@ def plan_like(
         seed=seed,
         estimated_seconds=seconds,
         gpu_hours=seconds * gpus / 3600,
-        counts=dict(collections.Counter(c.status.value for c in again)),
+        counts=_counts(again),
         absent_hosts=absent,
         short_hosts=tuple(h.name for h in hosts if _too_few_gpus(config, h)),
         ailing_hosts=tuple(h.name for h in hosts if unfit_gpus(config, h)),
@@ -184,9 +204,15 @@ def batches(cells: Sequence[Cell]) -> list[tuple[Cell, ...]]:
     One worker runs every cell of the same host, GPUs it sees, arm, ranks, process and block.
     """
     found: dict[Any, list[Cell]] = {}
+    group: list[Cell] = []
+    last: Cell | None = None
     for cell in cells:
-        if cell.status is Status.PLANNED:
-            found.setdefault(_worker_key(cell), []).append(cell)
+        if cell.status is not Status.PLANNED:
+            continue
+        if last is None or not _follows(cell, last):
+            group = found.setdefault(_worker_key(cell), [])
+        group.append(cell)
+        last = cell
     return [tuple(group) for group in found.values()]
 
 
@@ -257,10 +283,10 @@ def _in_budget(
 
 def _check_room(cells: Sequence[Cell], config: ClusterConfig) -> None:
     """Refuse a budget in which nothing at all can be measured."""
-    over = [c for c in cells if c.reason and c.reason.code is ReasonCode.OVER_BUDGET]
-    if config.budget_seconds is None or not over:
+    if config.budget_seconds is None:
         return
-    if not any(c.status is Status.PLANNED for c in cells):
+    over = _over_budget(cells)
+    if over and not any(c.status is Status.PLANNED for c in cells):
         least = min(estimate([dataclasses.replace(c, status=Status.PLANNED)]) for c in over)
         raise UsageError(
             f"--budget: {format_span(config.budget_seconds)} has no room for a single cell; "
@@ -318,7 +344,7 @@ def _whole_gpus(host: Host) -> int:
 
 
 def _budget_warnings(cells: Sequence[Cell], config: ClusterConfig) -> Iterator[str]:
-    over = [c for c in cells if c.reason and c.reason.code is ReasonCode.OVER_BUDGET]
+    over = [] if config.budget_seconds is None else _over_budget(cells)
     if config.budget_seconds is None or not over:
         return
     why = collections.Counter(c.reason.text.partition(": ")[2] for c in over if c.reason)
@@ -327,6 +353,15 @@ def _budget_warnings(cells: Sequence[Cell], config: ClusterConfig) -> Iterator[s
         f"budget of {format_span(config.budget_seconds)}: {len(over)} of {len(cells)} cells "
         f"left out: {listed}"
     )
+
+
+def _over_budget(cells: Sequence[Cell]) -> list[Cell]:
+    return [c for c in cells if c.reason and c.reason.code is ReasonCode.OVER_BUDGET]
+
+
+def _counts(cells: Sequence[Cell]) -> dict[str, int]:
+    found = collections.Counter(c.status for c in cells)
+    return {status.value: count for status, count in found.items()}
 
 
 def _cell_json(cell: Cell) -> dict[str, Any]:
@@ -350,6 +385,20 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
         "status": cell.status.value,
         "reason": str(cell.reason) if cell.reason else None,
     }
+
+
+def _follows(cell: Cell, last: Cell) -> bool:
+    """Whether the planner laid out both for one worker; False where that is not seen at once."""
+    return (
+        cell.arm is last.arm
+        and cell.devices is last.devices
+        and cell.visible is last.visible
+        and cell.hosts is last.hosts
+        and cell.host == last.host
+        and cell.process_no == last.process_no
+        and cell.block == last.block
+        and cell.ranks == last.ranks
+    )
 
 
 def _worker_key(cell: Cell) -> Any:

@@ -107,8 +107,8 @@ def drive(
         attempts: Attempt number by cell; 1 where absent.
 
     Returns:
-        Every run, in the order committed, with nothing but its figures: there are hundreds
-        of thousands of them.
+        The runs of cells that span several hosts, in the order committed, with nothing but
+        their figures; of all cells there may be a million.
     """
     planned = [c for c in cells if c.status is Status.PLANNED]
     by_host: dict[str, list[Cell]] = {}
@@ -175,7 +175,8 @@ def _collect(
                 continue
             recorder.put_run(run)
             watcher.run_finished(cell, run)
-            runs.append(_figures_of(run))
+            if cell.hosts:
+                runs.append(_figures_of(run))
     except BaseException:  # nobody listens any more: no worker may go on measuring
         stop.set()
         events.close()

@@ -27,9 +27,10 @@ def put_cells(connection: Connection, keys: Keys, ref: SweepRef, cells: Sequence
     if not new:
         return
     for first in range(0, len(new), AT_ONCE):
-        some = new[first : first + AT_ONCE]
-        _put_some(connection, keys, ref, some, len(ref.cells) + first)
-    ref.cells = load_cells(connection, ref.id)
+        some, position = new[first : first + AT_ONCE], len(ref.cells)
+        _put_some(connection, keys, ref, some, position)
+        ref.cells.update(load_cells(connection, ref.id, position, {c.id: c.id for c in some}))
+    keys.drop(schema.series)
 
 
 def _put_some(

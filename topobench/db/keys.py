@@ -30,6 +30,10 @@ class Keys:
         """Drop every id."""
         self._known.clear()
 
+    def drop(self, table: Table) -> None:
+        """Drop the ids of one table: nearly every cell has a series of its own."""
+        self._known.pop(table.name, None)
+
     def known(self, table: Table, digest: str) -> int | None:
         """The id of a row that this object has met already; asks no database."""
         return self._known.get(table.name, {}).get(digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,16 +117,26 @@ def load_sweep(connection: Connection, uuid: str) -> SweepRef:
     )
 
 
-def load_cells(connection: Connection, sweep_id: int) -> dict[str, CellRef]:
-    """The cells of a sweep, by UUID."""
+def load_cells(
+    connection: Connection, sweep_id: int, position: int = 0, ids: Mapping[str, str] | None = None
+) -> dict[str, CellRef]:
+    """
+    The cells of a sweep, by UUID.
+
+    Args:
+        position: Of the first that is wanted.
+        ids: UUIDs that are in memory already, by themselves; those are the keys then.
+    """
+    here = ids or {}
     c, s, p = schema.cell, schema.series, schema.probe_case
     query = (
         sa.select(c.c.uuid, c.c.id, c.c.series_id, s.c.host_id, p.c.probe)
         .select_from(c.join(s).join(p))
-        .where(c.c.sweep_id == sweep_id)
+        .where(c.c.sweep_id == sweep_id, c.c.position >= position)
     )
     return {
-        r.uuid: CellRef(r.id, r.series_id, r.host_id, r.probe) for r in connection.execute(query)
+        here.get(r.uuid, r.uuid): CellRef(r.id, r.series_id, r.host_id, sys.intern(r.probe))
+        for r in connection.execute(query)
     }
 
 

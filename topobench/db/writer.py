@@ -49,7 +49,6 @@ class Writer:
         self._keys = Keys()
         self._metrics = Metrics()
         self._sweeps: dict[str, SweepRef] = {}
-        self._sweep_of_cell: dict[str, str] = {}
         self._unrolled: set[int] = set()
 
     def begin_sweep(self, start: SweepStart, hosts: Sequence[Host], cells: Sequence[Cell]) -> None:
@@ -141,7 +140,7 @@ class Writer:
         put_cells(connection, self._keys, ref, cells)
 
     def _sweep_uuid(self, connection: Connection, run: Run) -> str:
-        known = self._sweep_of_cell.get(run.cell)
+        known = self._sweep_in_memory(run.cell)
         if known is None:
             s, c = schema.sweep, schema.cell
             query = sa.select(s.c.uuid).select_from(c.join(s)).where(c.c.uuid == run.cell)
@@ -151,9 +150,12 @@ class Writer:
                     f"run {run.id} is of cell {run.cell}, which is not stored; "
                     "plan_cells comes first"
                 )
-            cells = self._ref(connection, known).cells
-            self._sweep_of_cell.update(dict.fromkeys(cells, known))
         return known
+
+    def _sweep_in_memory(self, cell: str) -> str | None:
+        """The sweep of a cell, the newest first; None if none in memory has it."""
+        sweeps_now = reversed(self._sweeps.items())
+        return next((uuid for uuid, ref in sweeps_now if cell in ref.cells), None)
 
 
 def _derive(connection: Connection, sweep_ids: Sequence[int]) -> None:
