@@ -167,7 +167,11 @@ def _driver() -> dict[str, Any] | None:
 def _agents(config: ClusterConfig, sweep_id: str, *, lock: bool = True) -> Iterator[Connection]:
     """An agent on every host of the config, closed at the end."""
     from topobench.agents import embedded
+    from topobench.agents.host_lock import HostLock
 
+    if lock and config.ray.address == "local":
+        # Its agent takes the lock for good; no Ray need start to find that another holds it.
+        HostLock(sweep=sweep_id).acquire().release()
     with embedded.surroundings(config.ray.address, sweep_id) as options:
         from topobench.agents import ray_agent  # ray reads the environment as it is imported
 
