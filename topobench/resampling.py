@@ -156,17 +156,26 @@ def _redrawn(
 def _redrawn_medians(
     samples: NDArray[np.float64], generator: np.random.Generator, count: int, length: int
 ) -> NDArray[np.float64]:
-    """Medians of ``count`` redrawn sample lists; blocks wrap around the end."""
+    """
+    Medians of ``count`` redrawn sample lists; blocks wrap around the end.
+
+    Ranks are drawn and sorted in place of values: 32-bit numbers sort several times faster.
+    """
     import numpy as np
 
     n = len(samples)
+    ordered = np.sort(samples)
+    ranks = np.argsort(np.argsort(samples)).astype(np.int32)
+    wrapped = np.resize(ranks, n + length - 1)
     medians = np.empty(count)
     rows = max(1, _CHUNK // n)
     for start in range(0, count, rows):
         some = min(rows, count - start)
         firsts = generator.integers(0, n, (some, math.ceil(n / length), 1))
-        places = (firsts + np.arange(length)).reshape(some, -1)[:, :n] % n
-        medians[start : start + some] = np.median(samples[places], axis=1)
+        drawn = wrapped[(firsts + np.arange(length)).reshape(some, -1)[:, :n]]
+        drawn.sort(axis=1)
+        lower, upper = (ordered[drawn[:, k]] for k in ((n - 1) // 2, n // 2))
+        medians[start : start + some] = (lower + upper) / 2
     return medians
 
 
