@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -198,6 +199,19 @@ class TestProtocol:
         while worker.family() and time.monotonic() < until:
             time.sleep(0.05)
         assert worker.family() == []
+
+    def test_one_without_its_guard_leaves_before_it_measures(self) -> None:
+        """Its launcher ends it anyway; this is for the moment before."""
+        with conversation() as worker:
+            worker.spec()
+            worker.hear()
+            (guard,) = (pid for pid in worker.family() if pid != worker.process.pid)
+            os.kill(guard, signal.SIGKILL)
+            until = time.monotonic() + 10.0
+            while guard in worker.family() and time.monotonic() < until:
+                time.sleep(0.02)
+            worker.go("steady")
+            assert worker.process.wait(10) == 1
 
     def test_other_ranks_measure_but_do_not_report(self) -> None:
         with conversation() as worker:

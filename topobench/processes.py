@@ -56,10 +56,23 @@ def find(pid: int) -> Process | None:
             text = file.read()
     except OSError:
         return None
-    fields = text[text.rindex(b")") + 2 :].split()  # the name before may hold anything
+    fields = _fields(text)
     if fields[0] in (b"Z", b"X"):
         return None
     return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def state(pid: int) -> str | None:
+    """The letter of a process's state in proc(5): ``T`` stopped, ``D`` in the kernel ..."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return _fields(file.read())[0].decode()
+    except OSError:
+        return None
+
+
+def _fields(stat: bytes) -> list[bytes]:
+    return stat[stat.rindex(b")") + 2 :].split()  # the name before may hold anything
 
 
 def marker(pid: int, name: str) -> str | None:

@@ -37,6 +37,10 @@ _NUMACTL_WORDS = (
     (r"cpu argument|sched_setaffinity", ReasonCode.CPU_NOT_ALLOWED),
     (r"node argument|set_mempolicy|setting membind", ReasonCode.MEM_NOT_ALLOWED),
 )
+_STATES = {
+    **dict.fromkeys("Tt", "stopped by a signal"),
+    "D": "waiting in the kernel, where nothing can interrupt it",
+}
 _NOT_ALLOWED = frozenset({ReasonCode.CPU_NOT_ALLOWED, ReasonCode.MEM_NOT_ALLOWED})
 _WORST_FIRST = (Status.FAILED, Status.INVALID, Status.SKIPPED, Status.PARTIAL, Status.OK)
 
@@ -403,6 +407,7 @@ class Gang:
         ranks = ", ".join(str(w.rank) for w in silent)
         who = f"rank {ranks}" if self._ranks > 1 else "the worker"
         text = f"{who} gave no result within {seconds:.0f} s and was ended"
+        text = "; ".join([text, *filter(None, map(_found, silent))])
         return Outcome(Status.TIMEOUT, Reason(ReasonCode.DEADLINE, text)), silent[0].rank
 
     def _loss(self, worker: WorkerProcess) -> Reason:
@@ -448,6 +453,12 @@ class Gang:
                 for text in message["warnings"]:
                     found[f"rank {rank}: {text}" if rank else text] = None
         return tuple(found)
+
+
+def _found(worker: WorkerProcess) -> str | None:
+    """What a worker that gave no result was found at, where the kernel can tell."""
+    found = _STATES.get(processes.state(worker.pid) or "")
+    return found and f"rank {worker.rank} was found {found}"
 
 
 def _is_echo(reason: str | None) -> bool:
