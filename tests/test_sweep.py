@@ -261,11 +261,11 @@ def test_a_joint_cell_is_one_run_made_of_all_its_parts() -> None:
     agents = [Joined(k, part_ok) for k in ("h1", "h2", "h3")]
     cells = joint_cells("h1", "h2", "h3")
     store = Store()
-    told = drive(cells, agents, store)
+    told = sweep.drive(cells, agents, store, store, stop=threading.Event())
     found = {run.cell: run for run in store.runs}
     assert [found[c.id].status for c in cells] == [Status.OK, Status.OK]
     run = found[cells[0].id]
-    assert told[run.cell] == dataclasses.replace(run, conditions={}), "figures alone are kept"
+    assert told[0] == dataclasses.replace(run, conditions={}), "figures alone are kept"
     assert [(m.rank, m.host) for m in run.members] == [(0, "h1"), (1, "h2"), (2, "h3")]
     assert run.conditions == {
         "of": "h1",

@@ -460,11 +460,11 @@ class _Layout:
 
     def _worker(self, group: _Group, number: int, block: int, position: int) -> Iterator[Cell]:
         """The cells of one worker."""
-        ids, host, arm, devices = self.site.ids, self.host.key, group.arm, group.devices
+        host, arm, devices = self.host.key, group.arm, group.devices
         ranks, visible = group.ranks, group.visible
-        for case, seconds in group.cases:
+        for (case, seconds), id in zip(group.cases, self.site.ids, strict=False):
             yield Cell(
-                id=next(ids),
+                id=id,
                 case=case,
                 host=host,
                 arm=arm,
