@@ -484,12 +484,17 @@ class Run:
         )
 
 
+_PLAIN = frozenset({float, int, str, bool, type(None)})
+
+
 def to_json(value: Any) -> Any:
     """
     Turn any value of this module into plain JSON types.
 
     A :class:`Reason` becomes ``"code: text"``, an enum its value, a tuple a list.
     """
+    if type(value) in _PLAIN:  # most values are samples
+        return value
     if isinstance(value, Reason):
         return str(value)
     if isinstance(value, enum.Enum):
