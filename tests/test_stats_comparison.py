@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 import random
 
@@ -22,6 +24,14 @@ def judged(
     a: list[float], b: list[float], tolerance: float = 0.03, better: Better = Better.HIGHER
 ) -> Comparison:
     return compare(a, b, tolerance=tolerance, better=better, level=CiLevel.BETWEEN)
+
+
+def word(a: list[float], b: list[float], tolerance: float = 0.03) -> Change:
+    """The verdict alone, thousands of times: without the p value, which decides nothing."""
+    found = compare(
+        a, b, tolerance=tolerance, better=Better.HIGHER, level=CiLevel.BETWEEN, with_p=False
+    )
+    return found.verdict
 
 
 @pytest.mark.parametrize(
@@ -127,10 +137,10 @@ def test_equal_groups_are_called_different_at_most_as_often_as_stated(shape: str
     generator = np.random.default_rng(31 + n)
     a = process_medians(shape, generator, (1500, n)).tolist()
     b = process_medians(shape, generator, (1500, n)).tolist()
-    strict = [judged(x, y, tolerance=0.0).verdict in DECIDED for x, y in zip(a, b, strict=True)]
+    strict = [word(x, y, 0.0) in DECIDED for x, y in zip(a, b, strict=True)]
     assert sum(strict) / 1500 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 1500)
     assert sum(strict) > 0
-    real = [judged(x, y).verdict for x, y in zip(a[:500], b[:500], strict=True)]
+    real = [word(x, y) for x, y in zip(a[:500], b[:500], strict=True)]
     assert not DECIDED & set(real)
     if shape == "normal":
         assert real.count(Change.EQUIVALENT) / 500 > 0.9
@@ -141,7 +151,7 @@ def test_a_change_of_exactly_the_tolerance_is_called_at_most_as_often_as_stated(
     generator = np.random.default_rng(5)
     a = np.exp(0.01 * generator.standard_normal((1500, 8)))
     b = 0.97 * np.exp(0.01 * generator.standard_normal((1500, 8)))
-    words = [judged(x, y).verdict for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    words = [word(x, y) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
     limit = 1500 * 0.025 + 3 * math.sqrt(1500 * 0.025 * 0.975)
     assert words.count(Change.REGRESSED) <= limit
     assert words.count(Change.EQUIVALENT) <= limit
@@ -160,7 +170,7 @@ def test_a_change_of_the_minimum_detectable_effect_is_called_as_often_as_stated(
     a = np.exp(0.02 * generator.standard_normal((800, n))).tolist()
     for factor, wanted in ((1 + effect, Change.IMPROVED), (1 - effect, Change.REGRESSED)):
         b = (factor * np.exp(0.02 * generator.standard_normal((800, n)))).tolist()
-        found = [judged(x, y, tolerance).verdict is wanted for x, y in zip(a, b, strict=True)]
+        found = [word(x, y, tolerance) is wanted for x, y in zip(a, b, strict=True)]
         assert 0.9 - error <= sum(found) / 800 <= 0.97
 
 
@@ -206,7 +216,7 @@ def test_heavy_tails_cost_little_power() -> None:
         effect = judged(a, a[::-1], 0.0).mde
         assert effect is not None
         b = ((1 + effect) * np.exp(0.02 * noise("t4", generator, (12,)))).tolist()
-        found += judged(a, b, 0.0).verdict is Change.IMPROVED
+        found += word(a, b, 0.0) is Change.IMPROVED
     assert found / 600 >= 0.8
 
 
@@ -235,10 +245,21 @@ def test_equal_arms_are_called_different_at_most_as_often_as_stated(shape: str) 
     a = process_medians(shape, generator, (1000, 8)).tolist()
     b = process_medians(shape, generator, (1000, 8)).tolist()
     false = sum(
-        compare_paired(x, y, tolerance=0.0, better=Better.HIGHER).verdict in DECIDED
+        compare_paired(x, y, tolerance=0.0, better=Better.HIGHER, with_p=False).verdict in DECIDED
         for x, y in zip(a, b, strict=True)
     )
     assert 0 < false / 1000 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 1000)
+
+
+def test_a_p_value_left_out_changes_nothing_else() -> None:
+    other = [0.95 * x for x in CALM]
+    for judge in (functools.partial(compare, level=CiLevel.BETWEEN), compare_paired):
+        told, brief = (
+            judge(CALM, other, tolerance=0.03, better=Better.HIGHER, with_p=p)
+            for p in (True, False)
+        )
+        assert told.p is not None
+        assert brief == dataclasses.replace(told, p=None)
 
 
 def test_a_power_that_was_never_reached_is_not_promised() -> None:

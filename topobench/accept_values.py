@@ -108,6 +108,7 @@ def against_reference(
         tolerance=rule.margin,
         better=group[0].better,
         level=CiLevel.BETWEEN,
+        with_p=False,
     )
     found = replace(found, effect_ratio=result.effect_ratio, mde=result.mde)
     if result.lo is None or result.hi is None:

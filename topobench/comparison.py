@@ -110,6 +110,7 @@ def compare(
     level: CiLevel,
     confidence: float = CONFIDENCE,
     power: float = POWER,
+    with_p: bool = True,
 ) -> Comparison:
     """
     Compare two independent groups by the Hodges-Lehmann shift of their logarithms.
@@ -119,6 +120,7 @@ def compare(
         b: What is judged.
         tolerance: Largest relative change that does not matter (0.03 = 3 %).
         better: Which direction of the metric is good.
+        with_p: False leaves the p value out, which decides nothing and takes the longest.
 
     Raises:
         ValueError: An empty group, a value that is not above zero, a tolerance outside
@@ -136,7 +138,7 @@ def compare(
         rule,
         shift=detectable_shift(*sizes, confidence, power),
         spread=ranks.log_spread([a, b]),
-        p=ranks.mann_whitney_p(a, b),
+        p=ranks.mann_whitney_p(a, b) if with_p else None,
     )
 
 
@@ -156,9 +158,6 @@ def compare_paired(
     ``a[i]`` and ``b[i]`` are the medians of the two arms' processes in block i. Drift that
     mirrored blocks cancel does not widen the interval. Arguments and errors as
     :func:`compare`.
-
-    Args:
-        with_p: False leaves the p value out, which decides nothing and takes the longest.
 
     Raises:
         ValueError: As :func:`compare`, or groups of different sizes.
