@@ -199,10 +199,10 @@ def test_host_memory_is_a_matrix_of_nodes() -> None:
     ]
     assert (
         "  bandwidth, GB/s\n"
-        "                                 sample\n"
-        "  CPU node  mem 0  mem 1  mem 2  spread   n\n"
-        "         0  20.00  10.00  10.00   0.4 %  20\n"
-        "         1  10.10  20.10  10.10   0.4 %  20\n"
+        "   CPU                       sample\n"
+        "  node  mem 0  mem 1  mem 2  spread   n\n"
+        "     0  20.00  10.00  10.00   0.4 %  20\n"
+        "     1  10.10  20.10  10.10   0.4 %  20\n"
     ) in report(sweep([host()], cells))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from topobench.reading import Scalar
@@ -53,8 +54,9 @@ class Grid:
         """What each row is, its numbers, and how far they can be trusted."""
         columns, parts = dimension_columns(self.names, self.rows)
         for head in self.heads:
-            columns.append(Column(self._head(head), number=True))
-            parts.append(self._numbers(head))
+            numbers = self._numbers(head)
+            columns.append(Column(self._head(head, numbers), number=True))
+            parts.append(numbers)
         found = [self._figures(row) for row in self.rows]
         if any(f.spread is not None for row in found for f in row):
             title, spreads = _spread_column(found)
@@ -64,13 +66,15 @@ class Grid:
         parts.append([_samples(row) for row in found])
         return Sheet(columns, list(zip(*parts, strict=True)))
 
-    def _head(self, head: Head) -> str:
+    def _head(self, head: Head, numbers: Sequence[str]) -> str:
         metric, values = head
         across = [figures.UNKNOWN if v is None else clean(v) for v in values]
         if self.titled:
             lead = [ARM] if self.across == (ARM,) else []
             return "\n".join(lead + across) or self.scales[metric].unit
-        return "\n".join(p for p in (self.labels[metric], *across, self.scales[metric].unit) if p)
+        unit = self.scales[metric].unit
+        label = _over(self.labels[metric], [*numbers, *across, unit])
+        return "\n".join(p for p in (label, *across, unit) if p)
 
     def _numbers(self, head: Head) -> list[str]:
         found = [self.cells.get((row, head)) for row in self.rows]
@@ -173,14 +177,29 @@ def dimension_columns(
 ) -> tuple[list[Column], list[list[str]]]:
     """The leading columns of a sheet and their texts."""
     values = [[row[i] for row in rows] for i in range(len(names))]
-    columns = [
-        Column(figures.label(n), number=all(isinstance(v, int | float) for v in found))
-        for n, found in zip(names, values, strict=True)
-    ]
     parts = [
         [figures.quantity(n, v) for v in found] for n, found in zip(names, values, strict=True)
     ]
+    columns = [
+        Column(
+            _over(figures.label(n), texts), number=all(isinstance(v, int | float) for v in found)
+        )
+        for n, found, texts in zip(names, values, parts, strict=True)
+    ]
     return columns, parts
+
+
+def _over(title: str, texts: Sequence[str]) -> str:
+    """A title in as many lines as keep it from being wider than what stands below."""
+    words = title.split(" ")
+    room = max(map(cell_len, [*words, *texts]))
+    lines = [words[0]]
+    for word in words[1:]:
+        if cell_len(lines[-1]) + 1 + cell_len(word) <= room:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return "\n".join(lines)
 
 
 def in_order(rows: Iterable[Key]) -> list[Key]:

@@ -35,9 +35,24 @@ def notes(cells: Sequence[Cell]) -> Iterator[str]:
     if used:
         parts = [f"{label(name)} {' | '.join(sorted(v))}" for name, v in sorted(used.items())]
         yield f"found: {', '.join(parts)}"
+    if set_by := environments(measured):
+        told = (f"{clean(arm)} sets {clean(text)}" for arm, text in sorted(set_by.items()))
+        yield f"arms: {'; '.join(told)}"
     for proof in sorted(PROOFS):
         yield from _proof(proof, measured)
     yield from _unsettled(measured)
+
+
+def environments(cells: Sequence[Cell]) -> dict[str, str] | None:
+    """
+    Arm -> the variables it sets, of arms that set any; None where a name has two meanings.
+
+    A name without variables and the same one with some are two meanings, too.
+    """
+    found = {(c["arm"], " ".join(f"{k}={v}" for k, v in sorted(c["env"].items()))) for c in cells}
+    if len({arm for arm, _ in found}) < len(found):
+        return None
+    return {arm: text for arm, text in found if text}
 
 
 def _proof(metric: str, cells: Sequence[Cell]) -> Iterator[str]:

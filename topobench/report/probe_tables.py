@@ -170,9 +170,13 @@ def _layouts(records: Sequence[Record], varying: Sequence[str]) -> Iterator[_Lay
     if several:
         yield _Layout((UNIT, *arms), True, MANY_ROWS)
         yield _Layout((UNIT,), True, MANY_ROWS)
+    most = MANY_ROWS if several else None
     if arms:
-        yield _Layout(arms, True, MANY_ROWS if several else None)
-    yield _Layout((), False, MANY_ROWS if several else None)
+        yield _Layout(arms, True, most)
+    if parts := tuple(n for n in varying if n in records[0].points):
+        yield _Layout((), False, MANY_ROWS)
+        yield _Layout(parts, True, most)
+    yield _Layout((), False, most)
 
 
 def _varying(records: Sequence[Record]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from topobench import stats
 from topobench.reading import MEASURED, CiLevel, MemoryPolicy, Scalar
-from topobench.report.notes import PROOFS
+from topobench.report.notes import PROOFS, environments
 from topobench.report.safe import clean
 from topobench.report.words import shown_params
 from topobench.topology import format_cpu_list
@@ -73,11 +73,17 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A figure with where it stands: every dimension of its cell and reading."""
+    """
+    A figure with where it stands: every dimension of its cell and reading.
+
+    Args:
+        points: Those dimensions that are of the reading: parts of what one cell measured.
+    """
 
     metric: str
     dimensions: Mapping[str, Scalar]
     figure: Figure
+    points: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +159,25 @@ def records(
     """
     measured = [c for c in cells if c["status"] in MEASURED]
     matrix = _is_numa_matrix(measured)
+    named = environments(measured) is not None
     pools: dict[tuple[str, tuple[tuple[str, Scalar], ...]], list[Mapping[str, Any]]]
     pools = defaultdict(list)
+    points: dict[str, tuple[str, ...]] = {}
     for cell in measured:
         fixed = _dimensions(cell, matrix, places)
+        if cell["env"] and not named:
+            fixed["env"] = " ".join(f"{k}={v}" for k, v in sorted(cell["env"].items()))
         for reading in (_of_gpus if each_gpu else _totals)(cell["readings"]):
             place = {**reading["point"], **fixed}
+            points[reading["metric"]] = tuple(reading["point"])
             if each_gpu:
                 devices = [reading["point"]["device"]]
                 place = {**fixed, UNIT: places.unit({**cell, "devices": devices})}
             pools[reading["metric"], tuple(place.items())].append(reading)
-    return [Record(metric, dict(key), pooled(found)) for (metric, key), found in pools.items()]
+    return [
+        Record(metric, dict(key), pooled(found), points.get(metric, ()))
+        for (metric, key), found in pools.items()
+    ]
 
 
 def pooled(readings: Sequence[Mapping[str, Any]]) -> Figure:
@@ -221,8 +235,6 @@ def _dimensions(cell: Mapping[str, Any], matrix: bool, places: Places) -> dict[s
         found[MEMORY_NODE] = f"mem {binding['memory_nodes'][0]}"
     else:
         found[ARM] = cell["arm"]
-    if cell["env"]:
-        found["env"] = " ".join(f"{k}={v}" for k, v in sorted(cell["env"].items()))
     return found
 
 

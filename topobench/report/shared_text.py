@@ -24,16 +24,18 @@ COLUMNS = (
     Column("GPUs"),
     Column("arm"),
     Column("a pass", number=True),
-    Column("speed-up\nover one", number=True),
-    Column("of ideal", number=True),
-    Column("all-reduce\nby events", number=True),
-    Column("by a pass\nwithout", number=True),
-    Column("predicted", number=True),
+    Column("speed\nup", number=True),
+    Column("of\nideal", number=True),
+    Column("by\nevents", number=True),
+    Column("by\ntwin", number=True),
+    Column("pre-\ndicted", number=True),
     Column("error", number=True),
 )
 MEANING = (
-    "One model over several GPUs, two all-reduces a layer. Predicted: the time of one GPU by the "
-    "GPUs, and the all-reduces by the line that this sweep measured between the same GPUs."
+    "One model over several GPUs, two all-reduces a layer. Speed-up: over one GPU. The share of "
+    "all-reduces by events around them, and by a twin, a pass without them. Predicted: the time "
+    "of one GPU by the GPUs, and the all-reduces by the line that this sweep measured between "
+    "the same GPUs."
 )
 TOGETHER = "one GPU was measured while the others did the same, each by itself"
 

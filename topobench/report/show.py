@@ -8,10 +8,14 @@ output to nowhere; and a character that the terminal's encoding lacks is an erro
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
+
+PAGE_COLUMNS = 100
+"""Of what is read later, in a file, a mail or a ticket."""
 
 
 class StdoutConsole(Console):
@@ -19,12 +23,14 @@ class StdoutConsole(Console):
     Standard output; a reader that goes away is a BrokenPipeError, as everywhere in Python.
 
     Args:
-        width: Columns; None takes the terminal's, or 80.
+        width: Columns; None takes the terminal's, or :data:`PAGE_COLUMNS` into a file or pipe.
     """
 
     def __init__(self, width: int | None = None) -> None:
         _write_out_what_cannot_be_encoded(sys.stdout)
         super().__init__(width=width)
+        if width is None and not self.is_terminal and not os.environ.get("COLUMNS"):
+            self.width = PAGE_COLUMNS
 
     def on_broken_pipe(self) -> None:
         """Let the caller decide."""
