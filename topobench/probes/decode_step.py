@@ -176,8 +176,8 @@ def split_attention(torch: Any, width: int) -> Callable[..., Any]:
     Raises:
         NotImplementedError: There is no Triton, or the kernel does not suit the shape.
     """
-    if width < 16 or width & (width - 1):
-        raise NotImplementedError(f"heads of width {width}: not a power of two from 16 on")
+    if width < 32 or width & (width - 1):
+        raise NotImplementedError(f"heads of width {width}: not a power of two from 32 on")
     if not torch.cuda.is_available():
         raise NotImplementedError("our kernel needs a GPU")
     try:

@@ -17,7 +17,7 @@ from topobench.probes.precisions import Precision, matrix_bytes
 from topobench.probes.shapes import Matrix, Shape
 
 SCALE_BYTES = 4
-PARTS_BESIDE = 1024
+PARTS_BESIDE = 4096
 """Our kernel splits few sequences, so that every processor has work: into so many parts at most
 beside one for each key head of each sequence."""
 
