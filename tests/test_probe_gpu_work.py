@@ -18,10 +18,9 @@ from topobench.errors import ProbeUnavailable, ResultInvalid
 from topobench.probes import cublaslt, device_memory, gemm
 from topobench.probes.device_memory import Arrays
 from topobench.probes.device_work import Figures, Site
-from topobench.probes.gemm import PRECISIONS, Endurance, Gemm, Products
+from topobench.probes.gemm import PRECISIONS, REST_SECONDS, Endurance, Gemm, Products
 from topobench.probes.kernel_launch import CALLS, Calls
 from topobench.probes.peer import Copies, End, Peer, Way, pool_bytes, random_bytes
-from topobench.probes.protocol import REST_SECONDS
 from topobench.probes.timing import Timed
 
 MIB = 1 << 20

@@ -19,7 +19,6 @@ import pytest
 from topobench import processes
 from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
 from topobench.probes import binding as kernel
-from topobench.probes.protocol import REST_SECONDS
 from topobench.probes.worker_checks import Placement, check_values, explain
 from topobench.reading import Binding, MemoryPolicy, Reading, ReasonCode, Status, Summary, to_json
 
@@ -133,27 +132,6 @@ class TestProtocol:
             worker.say("bye")
             assert worker.hear() == {"type": "bye"}
             assert worker.process.wait(10) == 0
-
-    def test_a_gpu_rests_between_what_throttles_it_and_what_does_not(self) -> None:
-        """Else the next numbers would be set aside for the heat of the last ones."""
-
-        def rested(probe: str, *devices: str, **params: float) -> float:
-            talk.go(probe, devices=devices, **params)
-            while (message := talk.hear())["type"] != "end":
-                pass
-            return float(message["conditions"].get("rested_seconds", 0.0))
-
-        with conversation() as talk:
-            talk.spec()
-            assert talk.hear()["type"] == "got"
-            assert rested("heavy", "GPU-0") == 0.0
-            assert rested("heavy", "GPU-0") == 0.0
-            assert 0.0 < rested("steady", "GPU-0") <= REST_SECONDS
-            assert rested("steady", "GPU-0") == 0.0
-            assert rested("heavy", "GPU-0", value=-1.0) == 0.0
-            assert 0.0 < rested("steady", "GPU-0") <= REST_SECONDS
-            assert rested("heavy") == 0.0
-            assert rested("steady") == 0.0
 
     def test_nothing_heavy_is_loaded_before_a_probe_asks_for_it(self) -> None:
         """Pages of a library loaded early would lie where the interpreter started."""

@@ -75,19 +75,6 @@ class Steady(Base):
 
 
 @dataclass(frozen=True)
-class Heavy(Steady):
-    """Brings a GPU to its power limit, were there one; fails with a value below 0."""
-
-    name: ClassVar[str] = "heavy"
-    reaches_power_limit: ClassVar[bool] = True
-
-    def measure(self, context: WorkerContext) -> Iterator[Reading]:
-        if self.value < 0:
-            raise ResultInvalid(ReasonCode.WRONG_DATA, "byte 3 is wrong")
-        yield from super().measure(context)
-
-
-@dataclass(frozen=True)
 class Crasher(Base):
     """Dies in the way asked for, after one reading."""
 

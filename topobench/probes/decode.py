@@ -80,7 +80,6 @@ class Decode:
         FLOP,
     )
     arms: ClassVar[Arms] = Arms.BINDINGS
-    reaches_power_limit: ClassVar[bool] = True
 
     shape: str = parameter(
         AUTO,

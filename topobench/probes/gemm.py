@@ -21,7 +21,6 @@ from topobench.errors import ProbeUnavailable, ResultInvalid
 from topobench.probes import cublaslt, cuda, device_work, so_far
 from topobench.probes.metrics import FLOP
 from topobench.probes.protocol import (
-    REST_SECONDS,
     Arms,
     Kind,
     WorkerContext,
@@ -38,6 +37,8 @@ from topobench.probes.timing import (
 )
 from topobench.reading import Metric, Reading, ReasonCode
 
+REST_SECONDS = 1.0
+"""Of idleness, after which the power that counts against a GPU's limit is that of an idle one."""
 BURST_SECONDS = 0.5
 BURST_SAMPLE_SECONDS, SUSTAINED_SAMPLE_SECONDS = 10e-3, 0.25
 ROW_SECONDS = 5e-3
@@ -92,7 +93,6 @@ class Gemm:
     needs: ClassVar[frozenset[str]] = frozenset({"torch", "cuda"})
     metrics: ClassVar[tuple[Metric, ...]] = (FLOP,)
     arms: ClassVar[Arms] = Arms.DEVICE
-    reaches_power_limit: ClassVar[bool] = True
 
     dtype: str = parameter(
         "bf16",

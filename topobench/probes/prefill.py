@@ -73,7 +73,6 @@ class Prefill:
         FLOP,
     )
     arms: ClassVar[Arms] = Arms.BINDINGS
-    reaches_power_limit: ClassVar[bool] = True
 
     shape: str = parameter(
         AUTO,

@@ -118,10 +118,6 @@ class WorkerContext:
     local_rank: int = 0
 
 
-REST_SECONDS = 1.0
-"""Of idleness, after which the power that counts against a GPU's limit is that of an idle one."""
-
-
 class Probe(Protocol):
     """
     A kind of measurement.
@@ -133,10 +129,6 @@ class Probe(Protocol):
             ``hosts>=2``, ``cpus>=2``, ``torch``, ``numba``, ``binary:NAME``.
         metrics: Every metric its readings may carry; others are refused.
         arms: What the planner varies.
-
-    A probe that brings GPUs to their power limit says so with ``reaches_power_limit = True``: the
-    next one of its worker that does not begins when the GPUs have rested, or it would be
-    throttled for what was done before.
     """
 
     name: ClassVar[str]

@@ -34,7 +34,7 @@ from typing import Any
 from topobench import processes
 from topobench.errors import ProbeError
 from topobench.probes import lifeline, registry, so_far
-from topobench.probes.protocol import REST_SECONDS, Probe, WorkerContext, build, check_metrics
+from topobench.probes.protocol import Probe, WorkerContext, build, check_metrics
 from topobench.probes.worker_binding import Grip
 from topobench.probes.worker_checks import Failure, Placement, check_values, explain
 from topobench.reading import Binding, Reading, ReasonCode, Status, to_json
@@ -86,7 +86,6 @@ class Worker:
         self._interface: str | None = spec["interface"]
         self._binding = Binding.from_json(spec["binding"])
         self._grip = Grip(self._binding, denied=spec["denied"])
-        self._rested_at = 0.0
 
     def run(self) -> None:
         """Take hold of the binding, then run cells until told to leave."""
@@ -142,15 +141,7 @@ class Worker:
         try:
             self._grip.verify("before")
             probe = _probe(go)
-            heavy = bool(go["devices"]) and getattr(probe, "reaches_power_limit", False)
-            if not heavy and (rest := self._rested_at - time.monotonic()) > 0:
-                attempt.note("rested_seconds", rest)
-                time.sleep(rest)
-            try:
-                failure = attempt.measure(probe, self._context(go, attempt, began))
-            finally:  # one that failed may have heated it as well
-                if heavy:
-                    self._rested_at = time.monotonic() + REST_SECONDS
+            failure = attempt.measure(probe, self._context(go, attempt, began))
             self._grip.verify("after")
             attempt.prove_placement(bound=self._grip.memory_bound)
         except Exception as error:  # whatever a probe raises becomes a stored reason
