@@ -49,7 +49,9 @@ class Conversation:
         }
         self.say("spec", **(fields | changes))
 
-    def go(self, probe: str, *, devices: Sequence[str] = (), **params: Any) -> None:
+    def go(
+        self, probe: str, *, devices: Sequence[str] = (), deadline: float = 30.0, **params: Any
+    ) -> None:
         name = {"clockstep": "ClockStep"}.get(probe, probe.title())
         self.say(
             "go",
@@ -58,7 +60,7 @@ class Conversation:
             params=params,
             target=f"worker_probes:{name}",
             devices=list(devices),
-            deadline_seconds=30.0,
+            deadline_seconds=deadline,
         )
 
     def hear(self) -> dict[str, Any]:
@@ -122,13 +124,15 @@ class TestProtocol:
             assert got["type"] == "got"
             assert got["memory_policy"] == "default"
             assert got["inherited"]["memory_policy"] == "default"
-            worker.go("steady", value=2.0)
+            guarded = len(worker.family())
+            worker.go("steady", value=2.0, deadline=1e9)  # more than poll takes at once
             reading = worker.hear()
             assert (reading["type"], reading["cell"]) == ("reading", "c1")
             assert Reading.from_json(reading["reading"]).samples == (2.0,)
             end = worker.hear()
             assert (end["type"], end["status"], end["reason"]) == ("end", "ok", None)
             assert end["leaving"] is False
+            assert len(worker.family()) == guarded == 2
             worker.say("bye")
             assert worker.hear() == {"type": "bye"}
             assert worker.process.wait(10) == 0

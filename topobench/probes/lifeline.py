@@ -14,7 +14,6 @@ which then ends the worker.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import select
 import signal
@@ -28,6 +27,7 @@ from topobench.processes import Family
 
 _DEADLINE = struct.Struct("d")
 _LOOK_SECONDS = 0.5
+_LONGEST_SECONDS = 3600.0  # poll takes no more than 24 days
 GUARD = "topobench-guard"
 
 SLACK_SECONDS = 5.0
@@ -88,14 +88,13 @@ def _guard(family: Family, deadlines: int, held: int) -> NoReturn:
     poller = select.poll()
     poller.register(0, 0)  # hang-up alone: the words on stdin are the worker's
     poller.register(deadlines, select.POLLIN)
-    patience = float("inf")
+    patience = _LONGEST_SECONDS
     try:
         poller.register(os.pidfd_open(family.leader), select.POLLIN)
     except OSError:  # a kernel without pidfd: look now and then instead
         patience = _LOOK_SECONDS
     while os.getppid() == family.leader and (left := deadline - time.monotonic()) > 0:
-        seconds = min(left, patience)
-        ready = dict(poller.poll(None if math.isinf(seconds) else seconds * 1000 + 1))
+        ready = dict(poller.poll(min(left, patience) * 1000 + 1))
         if 0 in ready:
             break
         if ready.get(deadlines, 0) & select.POLLIN:
