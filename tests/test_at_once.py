@@ -130,4 +130,4 @@ def test_a_race_that_was_uneven_says_which_rank_fell_behind() -> None:
 
     found, _ = on_ranks(2, work)
     assert found.uneven == (1,)
-    assert "rank 1 is so slow beside the others" in found.warning()
+    assert "rank 1 ended nothing in some lap while all were at it" in found.warning()

@@ -123,6 +123,12 @@ def test_a_link_that_carries_less_than_those_beside_it_is_named() -> None:
     )
 
 
+def test_small_messages_lie_in_few_buffers_and_tell_nothing_of_links() -> None:
+    gpus = {key: {"nvlinks": {str(i): {"sent_bytes": 8 << 20} for i in range(18)}} for key in GPUS}
+    gpus[GPUS[3]]["nvlinks"]["0"]["sent_bytes"] = 5 << 20
+    assert ring_links.counted({"gpus": gpus}, switched(), GPUS, [RING]).warnings == ()
+
+
 def test_links_into_a_switch_tell_no_peer_but_their_own_balance() -> None:
     gpus = {key: {"nvlinks": {str(i): {"sent_bytes": GB} for i in range(4)}} for key in GPUS}
     gpus[GPUS[3]]["nvlinks"]["0"]["sent_bytes"] = GB // 4

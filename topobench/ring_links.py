@@ -23,6 +23,8 @@ OUTSIDE_SHARE = 0.05
 """Share of a GPU's bytes that flags and set-up may put on links outside its rings."""
 LEAST_BYTES = 64 << 20
 """Sent by a GPU in a run, below which its links say nothing."""
+LEAST_BYTES_BESIDE = 1 << 30
+"""The same for links beside each other: small messages lie in few buffers, which keep their links."""
 UNEVEN = 0.1
 """A link that carried this much less than the median of its GPU's is told."""
 
@@ -170,7 +172,7 @@ def _least(links: Sequence[_Link]) -> tuple[_Link | None, float | None]:
     worst: tuple[float, _Link] | None = None
     for group in beside.values():
         middle = statistics.median(link.sent for link in group)
-        if len(group) < 2 or sum(link.sent for link in group) < LEAST_BYTES or not middle:
+        if len(group) < 2 or sum(link.sent for link in group) < LEAST_BYTES_BESIDE or not middle:
             continue
         low = min(group, key=lambda link: link.sent)
         below = 1 - low.sent / middle

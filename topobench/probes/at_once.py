@@ -77,8 +77,8 @@ class Race:
             return None
         ranks = ", ".join(map(str, self.uneven))
         return (
-            f"uneven: rank {ranks} is so slow beside the others that its figure is partly of a "
-            "time when they were done"
+            f"uneven: rank {ranks} ended nothing in some lap while all were at it; such a lap's "
+            "figure of that rank is partly of a time when the others were done"
         )
 
 
