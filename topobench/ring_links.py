@@ -23,8 +23,8 @@ OUTSIDE_SHARE = 0.05
 """Share of a GPU's bytes that flags and set-up may put on links outside its rings."""
 LEAST_BYTES = 64 << 20
 """Sent by a GPU in a run, below which its links say nothing."""
-LEAST_BYTES_BESIDE = 1 << 30
-"""The same for links beside each other: small messages lie in few buffers, which keep their links."""
+LEAST_BYTES_BESIDE = 10**9
+"""The same for links beside each other: small messages lie in few buffers, those on few links."""
 UNEVEN = 0.1
 """A link that carried this much less than the median of its GPU's is told."""
 
