@@ -629,6 +629,40 @@ def test_a_topology_without_fingerprints_is_told_apart_by_its_content(store_url:
         assert count(store, "topology") == 2
 
 
+def test_the_concurrency_of_a_served_case_that_names_none_is_that_of_its_windows(
+    store_url: str,
+) -> None:
+    """One of a closed loop is 1; a ladder holds several, an open loop none."""
+    held = {"fixed": [1.0, 1.0], "ladder": [1.0, 4.0], "open": [None]}
+    with Store.open(store_url) as store:
+        cells = [cell(probe="serving", params={"server": name}, devices=[]) for name in held]
+        begin(store, *cells)
+        for planned, loads in zip(cells, held.values(), strict=True):
+            windows = [
+                {
+                    "window_no": number,
+                    "purpose": "measure",
+                    "duration_seconds": 5.0,
+                    "n": 40,
+                    "n_over": 0,
+                    "errors": 0,
+                    "limit_on": "ttft",
+                    "started_at": "2026-11-02T01:00:00.500000+00:00",
+                    "limit_seconds": 0.35,
+                    "valid": True,
+                    "concurrency": load,
+                    "offered_per_second": 3.0 if load is None else None,
+                }
+                for number, load in enumerate(loads)
+            ]
+            served = reading(0.1, metric="ttft_seconds")
+            store.put_run(run(planned, served, conditions={"windows": windows}))
+        answer = run_query(store, "serving", since="2026-01-01")
+    found = [dict(zip(answer.columns, values, strict=True)) for values in answer.rows]
+    told = {r["server"]: r["concurrency"] for r in found}
+    assert told == {"fixed": 1.0, "ladder": None, "open": None}
+
+
 def test_windows_of_a_served_run_are_rows_and_three_good_ones_hold_a_load(store_url: str) -> None:
     """
     Of an open loop the rate is the load; a window that is not valid breaks the row.

@@ -6,7 +6,7 @@
 -- param source text = probe: of whom; import:% for imported results, % for all
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
--- concurrency: of a fixed closed loop; a ladder names its loads in point. Medians of requests; the
+-- concurrency: of a closed loop with one load; a ladder names its loads in point. Medians of requests; the
 -- P99 of the time to the first token is of one process, NULL below 299 requests. tokens_per_second:
 -- of answers.
 WITH measured AS (
@@ -20,9 +20,16 @@ WITH measured AS (
     FROM v_reading
     WHERE probe = 'serving' AND metric = 'ttft_seconds' AND measured_at >= :since
     GROUP BY series_id, sweep, point
+), held AS (  -- where the case does not say it, its windows do
+    SELECT sweep, host_key, devices, arm, case_id, max(concurrency) AS concurrency
+    FROM v_slo
+    WHERE purpose = 'measure' AND measured_at >= :since
+    GROUP BY sweep, host_key, devices, arm, case_id
+    HAVING min(concurrency) = max(concurrency)
 )
 SELECT
-    m.cluster, m.host, m.devices, m.backend AS server, m.arm, m.batch AS concurrency, m.point,
+    m.cluster, m.host, m.devices, m.backend AS server, m.arm,
+    coalesce(m.batch, max(h.concurrency)) AS concurrency, m.point,
     max(CASE WHEN m.metric = 'in_flight_count' THEN m.median END) AS in_flight,
     max(CASE WHEN m.metric = 'requests_per_second' THEN m.median END) AS requests_per_second,
     max(CASE WHEN m.metric = 'ttft_seconds' THEN m.median END) AS ttft_seconds,
@@ -40,6 +47,8 @@ SELECT
     m.params, :now - max(m.measured_unix_seconds) AS age_seconds, m.sweep, m.source, m.synthetic
 FROM measured m
 LEFT JOIN tails t ON t.series_id = m.series_id AND t.sweep = m.sweep AND t.point = m.point
+LEFT JOIN held h ON h.sweep = m.sweep AND h.host_key = m.host_key AND h.devices = m.devices
+    AND h.arm = m.arm AND h.case_id = m.case_id
 GROUP BY
     m.cluster, m.host, m.devices, m.backend, m.arm, m.batch, m.point, m.series_id, m.params,
     m.sweep, m.source, m.synthetic
