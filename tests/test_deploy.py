@@ -46,7 +46,9 @@ def commands() -> list[list[str]]:
         if not line.startswith("daemon:")
     ]
     job = the("kubernetes/cronjob.yaml")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    return [*found, job["containers"][0]["args"]]
+    once = shlex.split(the("kubernetes/rayjob.yaml")["spec"]["entrypoint"])
+    assert once[0] == "topobench"
+    return [*found, job["containers"][0]["args"], once[1:]]
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
@@ -170,15 +172,47 @@ CRD = {
         *("groupName", "replicas", "minReplicas", "maxReplicas"),
         *("rayStartParams", "template"),
     },
+    "job": {
+        *("entrypoint", "submissionMode", "backoffLimit", "activeDeadlineSeconds"),
+        *("shutdownAfterJobFinishes", "ttlSecondsAfterFinished"),
+        *("submitterPodTemplate", "rayClusterSpec"),
+    },
 }
-"""Fields of ray.io/v1 that the manifest uses; any other one would be a slip."""
+"""Fields of ray.io/v1 that the manifests use; any other one would be a slip."""
 
 
-def test_the_ray_cluster_has_no_field_that_its_kind_lacks() -> None:
-    spec = the("kubernetes/raycluster.yaml")["spec"]
-    assert spec.keys() <= CRD["spec"]
-    assert spec["headGroupSpec"].keys() <= CRD["head"]
-    assert all(group.keys() <= CRD["workers"] for group in spec["workerGroupSpecs"])
+def test_ray_clusters_and_jobs_have_no_field_that_their_kinds_lack() -> None:
+    cluster, job = (the(f"kubernetes/{name}.yaml")["spec"] for name in ("raycluster", "rayjob"))
+    assert job.keys() <= CRD["job"]
+    for spec in (cluster, job["rayClusterSpec"]):
+        assert spec.keys() <= CRD["spec"]
+        assert spec["headGroupSpec"].keys() <= CRD["head"]
+        assert all(group.keys() <= CRD["workers"] for group in spec["workerGroupSpecs"])
+
+
+def test_a_ray_job_has_the_hosts_of_the_ray_cluster_and_leaves_nothing_behind() -> None:
+    cluster, job = the("kubernetes/raycluster.yaml"), the("kubernetes/rayjob.yaml")
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    spec = job["spec"]
+    own = spec["rayClusterSpec"]
+    assert own["workerGroupSpecs"] == cluster["spec"]["workerGroupSpecs"]
+    assert own["rayVersion"] == cluster["spec"]["rayVersion"]
+    assert spec["submissionMode"] == "K8sJobMode"
+    assert (spec["shutdownAfterJobFinishes"], spec["ttlSecondsAfterFinished"]) == (True, 0)
+    assert spec["backoffLimit"] == 0, "a sweep that failed is not begun anew"
+    head = own["headGroupSpec"]
+    assert "include-dashboard" not in head["rayStartParams"], "jobs come through it"
+    pods = spec["submitterPodTemplate"]["spec"], head["template"]["spec"]
+    for pod in pods:
+        (container,) = pod["containers"]
+        env = {e["name"]: e for e in container["env"]}
+        assert env["RAY_AUTH_MODE"]["value"] == "token"
+        key = {"name": "topobench-ray", "key": "auth_token"}
+        assert env["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"] == key
+    mounted = {m["name"]: m["mountPath"] for m in pods[1]["containers"][0]["volumeMounts"]}
+    (folder,) = (mounted[v["name"]] for v in pods[1]["volumes"])
+    words = shlex.split(spec["entrypoint"])
+    assert Path(words[words.index("--cluster") + 1]).parent == Path(folder)
 
 
 def test_manifests_have_the_fields_that_their_kinds_need() -> None:
