@@ -633,7 +633,11 @@ def test_the_concurrency_of_a_served_case_that_names_none_is_that_of_its_windows
     store_url: str,
 ) -> None:
     """One of a closed loop is 1; a ladder holds several, an open loop none."""
-    held = {"fixed": [1.0, 1.0], "ladder": [1.0, 4.0], "open": [None]}
+    held: dict[str, list[float | None]] = {
+        "fixed": [1.0, 1.0],
+        "ladder": [1.0, 4.0],
+        "open": [None],
+    }
     with Store.open(store_url) as store:
         cells = [cell(probe="serving", params={"server": name}, devices=[]) for name in held]
         begin(store, *cells)
