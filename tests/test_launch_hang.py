@@ -46,8 +46,8 @@ class TestOneWorker:
         """
         Of a cell that gives no result: never of wrong data, never beside the reading itself.
 
-        What is stuck in native code is ended so long after its first samples, not after all
-        that a start may take.
+        What is stuck in native code is ended without all that a start may take, which is for
+        workers that have not told any samples.
         """
         ways = ("raise", "wrong", "none", "native")
         cells = [*(cell("stuck", how=how) for how in ways), cell("steady")]

@@ -92,7 +92,8 @@ class Allowed:
     How long a cell may take, in seconds.
 
     Args:
-        start: For imports and first use of devices, on top, until the first samples come.
+        start: For imports and first use of devices, on top, until these workers have told
+            samples of the cell's probe.
         work: For everything else.
     """
 
@@ -182,6 +183,8 @@ class Gang:
         self._so_far = SoFar()
         self._allowed = Allowed(math.inf, math.inf)
         self._late_at = math.inf
+        self._probe = ""
+        self._sampled: set[str] = set()  # probes that have told samples
         self._refusal: Outcome | None = None
         self._cell: str | None = None
         self._in_step = False
@@ -242,8 +245,10 @@ class Gang:
         self._ends.clear()
         self._readings.clear()
         self._so_far.clear()
+        if go["probe"] in self._sampled:
+            allowed = replace(allowed, start=0.0)
         self._allowed, self._late_at = allowed, math.inf
-        self._cell = go["cell"]
+        self._cell, self._probe = go["cell"], go["probe"]
         started_at, began = utc_now(), time.monotonic()
         for worker in self._workers:
             worker.begin()
@@ -359,7 +364,7 @@ class Gang:
             self._relay(message["cell"], message["address"])
         elif kind == "so_far":
             self._so_far.take(message)
-            self._late_at = min(self._late_at, time.monotonic() + self._allowed.work)
+            self._begun()
         elif kind == "reading":
             reading = Reading.from_json(message["reading"])
             self._readings.append(reading)
@@ -370,6 +375,11 @@ class Gang:
             self._ends[worker.rank] = message
         else:
             raise ValueError("unknown type")
+
+    def _begun(self) -> None:
+        """Samples have come: what a start is allowed is used up, for later cells as well."""
+        self._late_at = min(self._late_at, time.monotonic() + self._allowed.work)
+        self._sampled.add(self._probe)
 
     def _relay(self, cell: str, address: str) -> None:
         if self._meeting is not None:

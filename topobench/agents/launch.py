@@ -66,11 +66,11 @@ class Limits:
     Args:
         least: Every cell may take that long ...
         factor: ... or so many times its estimate.
-        start: On top, for imports and first use of devices, until the first samples come.
+        start: On top, for imports and first use of devices, until workers tell samples.
         start_gpu: The same with GPUs.
     """
 
-    least: float = 30.0
+    least: float = 45.0
     factor: float = 10.0
     start: float = 60.0
     start_gpu: float = 120.0
