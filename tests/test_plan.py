@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from planning import (
     GIB,
     configured,
     dual,
+    gpu,
     host,
     node,
     planned,
@@ -344,6 +346,34 @@ class TestOrder:
         alone = without_ids(self.plan())
         among = [c for c in without_ids(self.plan(extra=2)) if c.host == "h1"]
         assert among == alone
+
+    def test_hosts_of_other_kinds_do_not_change_what_a_host_gets(self) -> None:
+        """Arms are laid out once for hosts of one kind; each of these is of another kind."""
+        chosen = configured(profile="standard", probes="host_to_device,host_memory,all_reduce")
+        unknown = [gpu(i, None if i == 3 else i // 2) for i in range(4)]
+        places = [
+            dual(4),
+            dual(4, allowed="0-3,32-35"),
+            dual(4, quota_cpus=6.0),
+            dataclasses.replace(dual(4), gpus=tuple(unknown)),
+            small(cpus=4, gpus=dual(4).gpus),
+        ]
+        hosts = [host(place, f"h{n}") for n, place in enumerate(places)]
+        together = [c for c in without_ids(make_plan(chosen, hosts, seed=5)) if not c.hosts]
+        alone = [without_ids(make_plan(chosen, [h], seed=5)) for h in hosts]
+        assert together == [c for cells in alone for c in cells]
+
+    def test_hosts_of_one_kind_share_their_arms(self) -> None:
+        cells = make_plan(configured(), [host(dual(), "h1"), host(dual(), "h2")], seed=5).cells
+        one, two = (
+            {id(c.arm) for c in planned(cells) if c.host == h and not c.hosts} for h in ("h1", "h2")
+        )
+        assert one == two
+
+    def test_ids_of_a_plan_are_uuids_in_order(self) -> None:
+        ids = [c.id for c in self.plan().cells]
+        assert ids == sorted(set(ids))
+        assert {uuid.UUID(id).version for id in ids} == {4}
 
     def test_the_seed_is_the_configurations_or_drawn(self) -> None:
         here = [host(small())]
