@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -25,6 +25,7 @@ from storing import (
     run,
     topology,
 )
+from topobench import commands, config
 from topobench.db import migrate, schema
 from topobench.db.queries import run_query
 from topobench.db.records import unpack_samples
@@ -495,6 +496,13 @@ def test_hosts_that_only_other_clusters_measured_are_strangers(store_url: str) -
         assert store.strangers("east", ["k1", "k2", "k3"]) == {"k1": "west"}
         assert store.strangers("new", ["k1", "k2", "k3"]) == {"k1": "west", "k2": "east"}
         assert store.strangers("west", ["k1"]) == store.strangers("west", []) == {}
+        east = config.load(None, overrides=config.Overrides(), environ={})
+        east = dataclasses.replace(east, name="east")
+        found = [dataclasses.replace(host(k), key_source="machine_id") for k in ("k1", "k2")]
+        assert list(commands._strangers(east, cast(Any, store), found)) == [
+            f"{found[0].name}: measured as part of cluster west before, new in east; "
+            "is ray.address that of the cluster that is named?"
+        ]
 
 
 def test_an_end_before_the_start_is_flagged(store_url: str) -> None:
