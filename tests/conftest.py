@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         missing = BY_MARK[mark.name]() if mark.name in BY_MARK else None
         if missing:
             pytest.skip(missing)
+    _one_torch_thread()
+
+
+def _one_torch_thread() -> None:
+    """Let torch compute in one thread: files run side by side, and its threads wait by spinning."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
