@@ -8,6 +8,7 @@ import json
 import math
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -377,6 +378,8 @@ def test_power_is_of_all_gpus_together_and_only_while_asked() -> None:
         *((2.1, "GPU-b, [N/A], 20"), (3.0, "GPU-a, 120.0, 12"), (3.1, "GPU-b, 230.5, 30")),
     ):
         meter.line(line, at)
+    meter.line("GPU-c, 500.0, 99", 3.2)
+    meter.line("No devices were found", 3.3)
     assert meter.watts(0.0, 10.0) == [300.0, 350.5]
     assert meter.watts(0.0, 2.0) == [300.0]
     assert meter.peak_bytes(0.0, 2.5) == 20 << 20
@@ -384,27 +387,53 @@ def test_power_is_of_all_gpus_together_and_only_while_asked() -> None:
 
 
 def test_a_server_on_gpus_is_read_by_nvidia_smi_as_long_as_it_is_loaded(tmp_path: Path) -> None:
-    """With a program of that name that notes what it was asked; it ends with the block."""
+    """
+    With a program of that name that notes what it was asked; it ends with the block.
+
+    It leaves its lines to the buffer of the C library, which keeps them back from a pipe.
+    """
     asked = tmp_path / "asked"
-    program = tmp_path / "nvidia-smi"
-    program.write_text(
-        f'#!/bin/sh\necho "$@" > {asked}\n'
-        "while :; do echo 'GPU-a, 250.5, 1024'; sleep 0.01; done\n"
+    script = (
+        "import sys, time\n"
+        f"open({str(asked)!r}, 'w').write(' '.join(sys.argv[1:]))\n"
+        "while True:\n    print('GPU-a, 250.5, 1024'); time.sleep(0.05)\n"
     )
-    program.chmod(0o755)
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    env = _program(tmp_path, f"#!{sys.executable} -S\n{script}")
     with metered(["GPU-a"], env) as meter:
         until = time.monotonic() + 20
-        while len(meter.readings) < 3 and time.monotonic() < until:
+        while len({r.at for r in meter.readings}) < 3 and time.monotonic() < until:
             time.sleep(0.01)
     assert set(meter.watts(0.0, math.inf)) == {250.5}
     assert meter.peak_bytes(0.0, math.inf) == 1 << 30
     assert "--query-gpu=uuid,power.draw,memory.used --id=GPU-a" in asked.read_text()
-    count = len(meter.readings)
+    times = [r.at for r in meter.readings]
+    assert len(set(times)) >= 3  # out of a buffer they would come together, each 20 s
+    assert meter.problem is None
     time.sleep(0.05)
-    assert len(meter.readings) == count
+    assert len(meter.readings) == len(times)
     with metered([], env) as none:
-        assert none.readings == []
+        assert (none.readings, none.problem) == ([], None)
+
+
+def test_gpus_that_are_not_read_say_why(tmp_path: Path) -> None:
+    with metered(["GPU-a"], {"PATH": str(tmp_path)}) as meter:
+        pass
+    assert meter.problem == "there is no nvidia-smi on this host"
+    with metered(
+        ["GPU-a"], _program(tmp_path, "#!/bin/sh\necho 'No devices were found'\n")
+    ) as meter:
+        until = time.monotonic() + 20
+        while meter.problem is None and time.monotonic() < until:
+            time.sleep(0.01)
+    assert meter.problem == "nvidia-smi said: No devices were found"
+
+
+def _program(folder: Path, text: str) -> dict[str, str]:
+    """An environment whose nvidia-smi is this one."""
+    program = folder / "nvidia-smi"
+    program.write_text(text)
+    program.chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
 
 
 SERVERS = r"""

@@ -46,7 +46,7 @@ LlamaForCausalLM(config).save_pretrained(folder)
 @pytest.mark.slow
 @pytest.mark.skipif(
     bool(LACKING),
-    reason=f"no real server: {', '.join(LACKING)} not installed; the extra serving-real has them",
+    reason=f"no real server: {', '.join(LACKING)} not installed; ./scripts/test-real does it",
 )
 def test_transformers_serve_is_started_asked_in_words_and_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

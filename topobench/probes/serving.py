@@ -284,6 +284,8 @@ class Serving:
             context.note(key, value)
         for warning in serving_checks.warnings(result):
             context.warn(warning)
+        if meter.problem is not None and not meter.readings:
+            context.warn(f"gpus_not_read: power and memory are not known: {meter.problem}")
         if result.search is not None:
             yield from search_readings(result.windows, result.search, meter)
         else:

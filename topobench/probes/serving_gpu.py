@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import threading
@@ -10,66 +11,110 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+PROGRAM = "nvidia-smi"
 PERIOD_SECONDS = 0.2
 _MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """
+    A GPU at one moment.
+
+    Args:
+        at: By ``perf_counter``.
+        device: UUID.
+        watts: None where the GPU does not tell; likewise the bytes in use.
+    """
+
+    at: float
+    device: str
+    watts: float | None
+    used_bytes: float | None
 
 
 @dataclass(slots=True)
 class GpuMeter:
     """
-    Readings of some GPUs, each (time by ``perf_counter``, UUID, watts, bytes in use).
+    What some GPUs told, in the order it was read.
 
     Args:
         devices: UUIDs.
+        problem: Why nothing could be read.
     """
 
     devices: Sequence[str]
-    readings: list[tuple[float, str, float, float]] = field(default_factory=list)
+    readings: list[GpuReading] = field(default_factory=list)
+    problem: str | None = None
 
     def line(self, text: str, now: float) -> None:
-        """Take one line of nvidia-smi; one that is no reading (not supported) is left out."""
+        """Take one line of nvidia-smi; one that is no reading of a GPU is left out."""
         parts = [p.strip() for p in text.split(",")]
-        with contextlib.suppress(ValueError, IndexError):
-            self.readings.append((now, parts[0], float(parts[1]), float(parts[2]) * _MIB))
+        if len(parts) == 3 and parts[0] in self.devices:
+            watts, mib = (_number(p) for p in parts[1:])
+            used = None if mib is None else mib * _MIB
+            self.readings.append(GpuReading(now, parts[0], watts, used))
 
     def watts(self, start: float, end: float) -> list[float]:
         """Power of all GPUs together, one value a round of readings, inside a span of time."""
         rounds: list[dict[str, float]] = []
-        for at, device, watts, _ in self.readings:
-            if start <= at < end:
-                if not rounds or device in rounds[-1]:
+        for reading in self.readings:
+            if start <= reading.at < end and reading.watts is not None:
+                if not rounds or reading.device in rounds[-1]:
                     rounds.append({})
-                rounds[-1][device] = watts
+                rounds[-1][reading.device] = reading.watts
         return [sum(r.values()) for r in rounds if len(r) == len(self.devices)]
 
     def peak_bytes(self, start: float, end: float) -> float | None:
         """The most memory in use on one of them; None if nothing was read."""
-        return max((m for at, _, _, m in self.readings if start <= at < end), default=None)
+        found = (r.used_bytes for r in self.readings if start <= r.at < end)
+        return max((used for used in found if used is not None), default=None)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 @contextlib.contextmanager
 def metered(devices: Sequence[str], env: Mapping[str, str]) -> Iterator[GpuMeter]:
-    """Read those GPUs until the block ends; no reading at all where that cannot be done."""
+    """Read those GPUs until the block ends; ``problem`` says why none could be read."""
     meter = GpuMeter(devices)
-    program = shutil.which("nvidia-smi", path=env.get("PATH")) if devices else None
+    program = shutil.which(PROGRAM, path=env.get("PATH")) if devices else None
     if program is None:
+        meter.problem = f"there is no {PROGRAM} on this host" if devices else None
         yield meter
         return
     argv = [program, "--query-gpu=uuid,power.draw,memory.used", f"--id={','.join(devices)}"]
     argv += ["--format=csv,noheader,nounits", f"--loop-ms={round(PERIOD_SECONDS * 1000)}"]
+    # A program may keep back lines that go to a pipe; to a terminal it writes each at once.
+    terminal, its_end = os.openpty()
     with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=dict(env)
+        argv, stdin=subprocess.DEVNULL, stdout=its_end, stderr=its_end, env=dict(env)
     ) as process:
-        thread = threading.Thread(target=_read, args=(process, meter), daemon=True)
+        os.close(its_end)
+        thread = threading.Thread(target=_read, args=(terminal, meter), daemon=True)
         thread.start()
         try:
             yield meter
         finally:
             process.kill()
             thread.join(5.0)
+    if not meter.readings and meter.problem is None:
+        meter.problem = f"{PROGRAM} told nothing"
 
 
-def _read(process: subprocess.Popen[str], meter: GpuMeter) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        meter.line(line, time.perf_counter())
+def _read(terminal: int, meter: GpuMeter) -> None:
+    """Take lines until the program has ended and all of them are read."""
+    kept = b""
+    with open(terminal, "rb", buffering=0) as file, contextlib.suppress(OSError):  # its end: EIO
+        while data := file.read(1 << 16):
+            now = time.perf_counter()
+            *lines, kept = (kept + data).split(b"\n")
+            for line in (raw.decode(errors="replace").strip() for raw in lines):
+                before = len(meter.readings)
+                meter.line(line, now)
+                if len(meter.readings) == before and line:
+                    meter.problem = f"{PROGRAM} said: {line[:200]}"
