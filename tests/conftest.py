@@ -25,7 +25,14 @@ gc.set_threshold(50_000, 20, 50)  # thousands of tests stay in memory: a tenth o
 
 LONGEST = (
     *("test_hosts.py", "test_lab_numa.py", "test_kill_agent.py", "test_kill_driver.py"),
-    *("test_kill.py", "test_main_job.py", "test_scripts.py", "test_store.py", "test_web.py"),
+    *(
+        "test_kill.py",
+        "test_kill_attached.py",
+        "test_main_job.py",
+        "test_scripts.py",
+        "test_store.py",
+        "test_web.py",
+    ),
     *("test_upkeep.py", "test_launch_gang.py", "test_browser.py", "test_lab_guest.py"),
 )
 """Files that take longest, which begin first: a long one at the end would run alone."""

@@ -86,12 +86,22 @@ def stolen(cell: dict[str, Any]) -> bool:
     return bool(cell["status"] == "invalid" and cell["reason"].startswith("busy: the hypervisor"))
 
 
+def _start() -> int:
+    """When these tests began: nothing that they started is older."""
+    this = processes.find(os.getpid())
+    assert this is not None
+    return this.start
+
+
 def of_driver(pid: int, sweeps: list[str]) -> list[str]:
     """Live processes that a driver's sweep started, described; the driver is not one."""
+    began = _start()
     return [
         f"{p.pid} {title(p.pid)}"
         for p in processes.running()
-        if p.pid != pid and (_is_of_sweep(p.pid, sweeps) or _is_of_ray(p.pid, pid))
+        if p.pid != pid
+        and p.start >= began
+        and (_is_of_sweep(p.pid, sweeps) or _is_of_ray(p.pid, pid))
     ]
 
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from killing import FEW, MANY, ROUNDS, SEED, check_store, job, wait_for_runs
+from killing import FEW, MANY, ROUNDS, SEED, check_store, flags, job, wait_for_runs
 from main_job import Job, descendants, gone_within, stolen, workers_of
 from topobench.errors import AgentError
 from topobench.signals import Interrupted, Signals
@@ -32,7 +32,7 @@ def test_killed_workers_fail_one_cell_each_and_the_rest_goes_on(job: Job) -> Non
 def kill_workers_of_one_sweep(job: Job, draw: random.Random, most: int) -> int:
     """Kill workers at random moments until that many or the end; how many it were."""
     before = set(job.sweeps())
-    driver = job.start("probe", *MANY, "--format", "json")
+    driver = job.start("probe", *flags(job), *MANY, "--format", "json")
     kills = 0
     while driver.poll() is None and kills < most:
         time.sleep(draw.uniform(0.05, 0.6))
@@ -59,7 +59,7 @@ def kill_workers_of_one_sweep(job: Job, draw: random.Random, most: int) -> int:
 def test_a_signal_ends_the_sweep_cleanly_with_its_code(
     job: Job, number: signal.Signals, code: int
 ) -> None:
-    driver = job.start("probe", *FEW, "--format", "json")
+    driver = job.start("probe", *flags(job), *FEW, "--format", "json")
     wait_for_runs(job, driver, 2)
     driver.send_signal(number)
     out, err = driver.communicate(timeout=30)
@@ -132,7 +132,7 @@ def test_a_signal_whose_exception_was_lost_ends_the_sweep_before_it_begins() -> 
 def test_a_signal_while_ray_starts_leaves_nothing(
     job: Job, number: signal.Signals, code: int
 ) -> None:
-    driver = job.start("probe", *MANY)
+    driver = job.start("probe", *flags(job), *MANY)
     while driver.poll() is None and not list(descendants(driver.pid)):
         time.sleep(0.05)
     time.sleep(1.0)
