@@ -17,9 +17,9 @@ from topobench.probes.precisions import Precision, matrix_bytes
 from topobench.probes.shapes import Matrix, Shape
 
 SCALE_BYTES = 4
-PARTS_BESIDE = 4096
+PARTS_BESIDE = 1024
 """Our kernel splits few sequences, so that every processor has work: into so many parts at most
-beside one for each key head of each sequence."""
+beside one for each key head of each sequence. Four of each of 256 processors."""
 
 
 @dataclass(frozen=True, slots=True)

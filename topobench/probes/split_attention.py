@@ -28,7 +28,7 @@ WARPS, STAGES = 4, 3
 """Of a program; blocks under way at once, the one that is calculated included."""
 LEAST_ROWS = 16
 """Of a product in Triton; query heads are filled up to them."""
-PROGRAMS_EACH, MOST_PARTS = 16, 128
+PROGRAMS_EACH, MOST_PARTS = 4, 128
 """Parts for each of the GPU's processors where the context is long enough; most of one sequence."""
 LOG2_E = 1.4426950408889634
 
