@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,18 @@ def test_manifests_have_the_fields_that_their_kinds_need() -> None:
     launcher = the("ray/onpremise.yaml")
     assert launcher["provider"]["type"] == "local"
     assert launcher["max_workers"] == len(launcher["provider"]["worker_ips"])
+
+
+def test_ray_itself_takes_the_file_for_hosts_of_ones_own() -> None:
+    code = (
+        "import sys, yaml\n"
+        "from ray.autoscaler._private import util\n"
+        "config = util.prepare_config(yaml.safe_load(open(sys.argv[1])))\n"
+        "util.validate_config(config)\n"
+        "(kind,) = config['available_node_types'].values()\n"
+        "assert (kind['min_workers'], kind['max_workers']) == (2, 2)\n"
+    )
+    run(sys.executable, "-c", code, str(DEPLOY / "ray/onpremise.yaml"))
 
 
 def test_the_image_copies_what_is_there() -> None:
