@@ -321,8 +321,9 @@ def main(arguments: list[str]) -> None:
         traceback.print_exc()
     finally:
         # Tearing down CUDA and NCCL may hang or crash; every result is out by now.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # a full disk
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
 
 
