@@ -377,7 +377,7 @@ class TestFaults:
         options = Options(fault=fault, share=0.2, tpot=0.0, spared=2)
         with serving(options) as (base, _):
             seconds = 1.5 if fault == "silent" else 0.4
-            found = loaded(base, concurrency=4, window=seconds, request_timeout=0.5)
+            found = loaded(base, concurrency=4, window=seconds, requests=40, request_timeout=0.5)
         (window,) = found.told["windows"]
         assert set(window["error_classes"]) == {kind}
         assert window["n"] - window["errors"] == len(found.samples("ttft_seconds")) > 0

@@ -20,7 +20,7 @@ from topobench.probes.serving_windows import Served
 from topobench.reading import ReasonCode, Scalar
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-_decoded = json.JSONDecoder().decode  # without a look for the encoding, which is UTF-8
+_decoded = json.JSONDecoder().raw_decode  # without a look for white space, which is cut already
 _LONGEST_EVENT = 1 << 20
 _LONGEST_ERROR = 300
 _ENDLESS_FACTOR, _ENDLESS_MORE = 4, 64
@@ -222,10 +222,11 @@ class _Stream:
 
     def _event(self, payload: bytes) -> None:
         try:
-            event = _decoded(str(payload, "utf-8"))
-            if "error" in event:
-                said = self._mask(str(event["error"]))[:_LONGEST_ERROR]
-                raise RequestFailed("server_error", said)
+            event, end = _decoded(said := str(payload, "utf-8"))
+            if end != len(said):
+                raise ValueError("more follows")
+            if (error := event.get("error")) is not None:
+                raise RequestFailed("server_error", self._mask(str(error))[:_LONGEST_ERROR])
             for choice in event.get("choices") or ():
                 delta = choice.get("delta")
                 text = choice.get("text") if delta is None else _said(delta)
@@ -233,8 +234,8 @@ class _Stream:
                 self._finished = self._finished or choice.get("finish_reason") is not None
             if usage := event.get("usage"):
                 self._usage(usage)
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
-            raise RequestFailed("malformed", self._mask(repr(payload))[:100]) from error
+        except (ValueError, TypeError, AttributeError, KeyError) as wrong:
+            raise RequestFailed("malformed", self._mask(repr(payload))[:100]) from wrong
 
     def _usage(self, usage: Mapping[str, Any]) -> None:
         served = self._served

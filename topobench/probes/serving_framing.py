@@ -6,6 +6,7 @@ By RFC 9112. What that does not allow, or leaves open to two readings, is refuse
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ class Head:
         return Counted(int(length))
 
 
+@functools.lru_cache(maxsize=16)  # most heads of a second are the same
 def head_of(data: bytes) -> Head:
     """
     Read the bytes before the first empty line.
@@ -144,24 +146,24 @@ class Chunked(Framing):
     def feed(self, data: bytes) -> bytes:
         """The part of the body in those bytes."""
         data = self._kept + data if self._kept else data
-        parts, at = [], 0
-        while at < len(data) and not self.done:
+        parts, at, length = [], 0, len(data)
+        while at < length and not self.done:
             if self._left:
-                part = data[at : at + self._left]
-                parts.append(part)
-                at += len(part)
-                self._left -= len(part)
+                end = at + self._left
+                parts.append(data[at:end])
+                self._left = max(0, end - length)
                 self._closing = not self._left
+                at = min(end, length)
                 continue
             end = data.find(b"\r\n", at)
             if end < 0:
-                if len(data) - at > _LONGEST_LINE or (self._closing and data[at:] != b"\r"):
+                if length - at > _LONGEST_LINE or (self._closing and data[at:] != b"\r"):
                     raise BadAnswer("a chunk has no end")
                 break
             self._line(data[at:end])
             at = end + 2
         self._kept = data[at:]
-        self.surplus = self.done and bool(self._kept)
+        self.surplus = self.done and at < length
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _line(self, line: bytes) -> None:
