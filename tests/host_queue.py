@@ -12,6 +12,59 @@ from typing import Any
 
 
 @dataclass
+class Device:
+    """
+    An in-order queue on a virtual clock: exact, and without a GPU.
+
+    The host pays ``enqueue_seconds`` for each operation, the device ``run_seconds``; with
+    ``blocking`` (as a kernel's first use, or a pageable copy) enqueueing waits for the
+    queue to be empty.
+
+    Args:
+        depth: Operations the queue holds before enqueueing waits for the oldest.
+    """
+
+    enqueue_seconds: float = 4e-6
+    run_seconds: float = 1e-6
+    blocking: bool = False
+    depth: int = 1024
+    now: float = 0.0
+    free_at: float = 0.0
+    enqueued: int = 0
+    _ends: list[float] = field(default_factory=list)
+
+    def spin(self, seconds: float) -> None:
+        self.free_at = max(self.free_at, self.now) + seconds
+
+    def mark(self) -> float:
+        return max(self.free_at, self.now)
+
+    def passed(self, mark: float) -> bool:
+        return mark <= self.now
+
+    def between(self, start: float, end: float) -> float:
+        return end - start
+
+    def reach(self, mark: float) -> None:
+        self.now = max(self.now, mark)
+
+    def wait(self) -> None:
+        self.now = max(self.now, self.free_at)
+
+    def enqueue(self, count: int) -> None:
+        for _ in range(count):
+            self.enqueued += 1
+            self.now += self.enqueue_seconds
+            self._ends = [e for e in self._ends if e > self.now]
+            if self.blocking:
+                self.wait()
+            elif len(self._ends) >= self.depth:
+                self.now = self._ends[0]
+            self.free_at = max(self.free_at, self.now) + self.run_seconds
+            self._ends.append(self.free_at)
+
+
+@dataclass
 class Mark:
     passed: threading.Event = field(default_factory=threading.Event)
     at: float = 0.0
@@ -45,6 +98,9 @@ class HostQueue:
 
     def between(self, start: Mark, end: Mark) -> float:
         return end.at - start.at
+
+    def reach(self, mark: Mark) -> None:
+        mark.passed.wait()
 
     def wait(self) -> None:
         self.mark().passed.wait()

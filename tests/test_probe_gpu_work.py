@@ -297,6 +297,9 @@ class HostQueue:
     def between(self, start: float, end: float) -> float:
         return end - start
 
+    def reach(self, mark: float) -> None:
+        pass
+
     def wait(self) -> None:
         pass
 

@@ -1,64 +1,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from host_queue import Device
 from topobench.errors import ProbeError
 from topobench.probes import timing
 from topobench.probes.timing import QueueTimer, Sampler, Timed, behind_spin, collect
-
-
-@dataclass
-class Device:
-    """
-    An in-order queue on a virtual clock: exact, and without a GPU.
-
-    The host pays ``enqueue_seconds`` for each operation, the device ``run_seconds``; with
-    ``blocking`` (as a kernel's first use, or a pageable copy) enqueueing waits for the
-    queue to be empty.
-
-    Args:
-        depth: Operations the queue holds before enqueueing waits for the oldest.
-    """
-
-    enqueue_seconds: float = 4e-6
-    run_seconds: float = 1e-6
-    blocking: bool = False
-    depth: int = 1024
-    now: float = 0.0
-    free_at: float = 0.0
-    enqueued: int = 0
-    _ends: list[float] = field(default_factory=list)
-
-    def spin(self, seconds: float) -> None:
-        self.free_at = max(self.free_at, self.now) + seconds
-
-    def mark(self) -> float:
-        return max(self.free_at, self.now)
-
-    def passed(self, mark: float) -> bool:
-        return mark <= self.now
-
-    def between(self, start: float, end: float) -> float:
-        return end - start
-
-    def wait(self) -> None:
-        self.now = max(self.now, self.free_at)
-
-    def enqueue(self, count: int) -> None:
-        for _ in range(count):
-            self.enqueued += 1
-            self.now += self.enqueue_seconds
-            self._ends = [e for e in self._ends if e > self.now]
-            if self.blocking:
-                self.wait()
-            elif len(self._ends) >= self.depth:
-                self.now = self._ends[0]
-            self.free_at = max(self.free_at, self.now) + self.run_seconds
-            self._ends.append(self.free_at)
 
 
 @pytest.fixture

@@ -234,18 +234,26 @@ class Gpu:
         return self._queue.between(start, end)
 
     def times(self, call: Call, budget_seconds: float) -> tuple[Figures, str]:
-        """Behind a spin; where none outlasts the launches, between events; in bursts of load."""
+        """
+        In bursts of load, launches hidden; if no spin outlasts them, between events.
+
+        Samples of a GPU alone are enqueued while the one before runs, if launching is that quick:
+        rest would make them faster. The condition ``rest_share`` says how much there was.
+        """
         once = max(self._site.gather(self.once(call)))
         count = min(QUEUE_MAX, max(1, round(PASSES_SECONDS / once)))
         budget_seconds = max(budget_seconds, self._least_passes(once) * once)
         sampler = Bursts(stats.BANDWIDTH_TOLERANCE, budget_seconds, operation=once)
-        try:
+        enqueue = functools.partial(_repeat, call)
+        if self._site.group is not None:
             segments = device_work.segments_of(once)
-            figures = self._site.queued(lambda n: _repeat(call, n), count, sampler, segments)
-            return figures, "queued"
+            return self._site.queued(enqueue, count, sampler, segments), "queued"
+        try:
+            return self._site.back_to_back(enqueue, count, sampler), "queued"
         except ProbeError as error:
-            if error.code != ReasonCode.UNTIMEABLE or self._site.group is not None:
+            if error.code != ReasonCode.UNTIMEABLE:
                 raise
+        self._site.context.note("rest_share", None)
         sampler = Bursts(stats.BANDWIDTH_TOLERANCE, budget_seconds)
         while not sampler.done():
             sampler.add(self.once(call))

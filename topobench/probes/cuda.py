@@ -97,6 +97,10 @@ class CudaQueue:
         """Seconds between two events (their resolution is about 0.5 us)."""
         return float(start.elapsed_time(end)) * 1e-3
 
+    def reach(self, mark: Any) -> None:
+        """Block until the device has passed the event."""
+        mark.synchronize()
+
     def wait(self) -> None:
         """Block until all streams of the device are idle."""
         self._torch.cuda.synchronize()

@@ -14,8 +14,17 @@ from typing import Any
 
 from topobench.errors import ProbeError, ProbeUnavailable
 from topobench.probes import at_once, collective, cuda
+from topobench.probes.back_to_back import Chain
 from topobench.probes.protocol import WorkerContext
-from topobench.probes.timing import Enqueue, QueueTimer, Sampler, Timed, mark_overhead, wall
+from topobench.probes.timing import (
+    Bursts,
+    Enqueue,
+    QueueTimer,
+    Sampler,
+    Timed,
+    mark_overhead,
+    wall,
+)
 from topobench.reading import Reading, ReasonCode
 from topobench.units import format_bytes
 
@@ -130,6 +139,26 @@ class Site:
             raise _untimeable()
         self._note(each * segments, race.discarded, mark_overhead(queue))
         return self._figures(race)
+
+    def back_to_back(self, enqueue: Enqueue, count: int, sampler: Bursts) -> Figures:
+        """
+        Time operations of a GPU alone by its clock, without rest between samples if possible.
+
+        Args:
+            count: Operations in a sample, at most.
+
+        Raises:
+            ProbeError: ``untimeable``: no spin outlasted the enqueueing.
+        """
+        queue = cuda.CudaQueue(self.torch)
+        chain = Chain.fit(queue, enqueue, count)
+        if chain is None:
+            raise _untimeable()
+        while not sampler.done():
+            sampler.add(chain.follow(sampler))
+        self._note(chain.count, chain.discarded, mark_overhead(queue))
+        self.context.note("rest_share", chain.rest_share)
+        return Figures(sampler.timed(chain.count))
 
     def called(self, call: Callable[[], Any], sampler: Sampler) -> Figures:
         """

@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from topobench import stats
 from topobench.errors import ProbeError
@@ -202,6 +202,36 @@ class Bursts(Sampler):
     _burst: float | None = field(default=None, init=False)
     _last: float = field(default=0.0, init=False)
     _single: bool = field(default=False, init=False)
+    _promised: bool | None = field(default=None, init=False)
+    _interrupted: bool = field(default=False, init=False)
+
+    @property
+    def rested(self) -> bool:
+        """Whether nothing was sampled since the last pause."""
+        return self._burst is None or self._last == self._burst
+
+    def load(self) -> None:
+        """The load of a burst begins now, if it has not yet: what held it back was rest."""
+        if self._burst is not None and self.rested:
+            now = self.clock()
+            self._paused += now - self._burst
+            self._burst = self._last = now
+
+    def follows(self, seconds: float) -> bool:
+        """
+        Whether another sample comes behind the one under way without a pause; then it will.
+
+        Args:
+            seconds: About how long either takes.
+        """
+        if self._burst is None:
+            return False
+        self._promised = self._last - self._burst + 2 * seconds <= BURST_SECONDS
+        return self._promised
+
+    def interrupt(self) -> None:
+        """A pause comes behind the sample under way, whatever was promised."""
+        self._interrupted = True
 
     def _take(self, sample: float) -> None:
         """And pause after it where it is time."""
@@ -211,10 +241,13 @@ class Bursts(Sampler):
             ends = True
         else:
             took = now - self._last
+            promised, self._promised = self._promised, None
             if self._last == self._burst:  # of each burst anew: samples near half of one vary
-                self._single = 2 * took > BURST_SECONDS
+                self._single = 2 * took > BURST_SECONDS if promised is None else not promised
             counts = self._single or self._last - self._burst >= SETTLING_SECONDS
-            ends = self._single or now - self._burst + took > BURST_SECONDS
+            over = now - self._burst + took > BURST_SECONDS if promised is None else not promised
+            ends = self._single or over or self._interrupted
+            self._interrupted = False
         self._counts.append(counts)
         self.ends.append(now)
         (self.counted if counts else self.warm).append(sample)
@@ -345,6 +378,10 @@ class Queue(Protocol):
         """Seconds between two passed marks, by the device's clock."""
         ...
 
+    def reach(self, mark: Any) -> None:
+        """Block until the device has passed a mark."""
+        ...
+
     def wait(self) -> None:
         """Block until the queue is empty."""
         ...
@@ -352,6 +389,8 @@ class Queue(Protocol):
 
 Enqueue = Callable[[int], None]
 """Enqueues a number of operations on a queue, without waiting for them."""
+
+Tried = TypeVar("Tried")
 
 
 def behind_spin(
@@ -413,7 +452,7 @@ class QueueTimer:
     discarded: int = 0
 
     @classmethod
-    def fit(cls, queue: Queue, enqueue: Enqueue, count: int) -> QueueTimer | None:
+    def fit(cls, queue: Queue, enqueue: Enqueue, count: int) -> Self | None:
         """
         Find a queue length, at most ``count``, that a spin can outlast; None if there is none.
 
@@ -447,10 +486,14 @@ class QueueTimer:
         Raises:
             ProbeError: ``untimeable``: no spin outlasted the enqueueing any more.
         """
+        return self._retried(self.attempt)
+
+    def _retried(self, attempt: Callable[[], Tried | None]) -> Tried:
+        """What the first attempt gave that a spin outlasted."""
         for _ in range(RETRIES):
-            seconds = self.attempt()
-            if seconds is not None:
-                return seconds
+            found = attempt()
+            if found is not None:
+                return found
             self.discarded += 1
             self.spin_seconds = min(2 * self.spin_seconds, SPIN_MAX_SECONDS)
         raise ProbeError(

@@ -1,0 +1,237 @@
+"""Passes without rest between them, on a virtual clock and on a real thread."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from host_queue import Device, HostQueue, host_queue
+from probing import Listener
+from topobench.probes import cuda
+from topobench.probes.accelerator import Gpu
+from topobench.probes.back_to_back import Chain
+from topobench.probes.device_work import Site
+from topobench.probes.timing import BURST_SECONDS, PAUSE_SECONDS, Bursts, Timed
+
+PASS, SLOWER, MEMORY = 51e-3, 0.08, 0.05
+EAGER, GRAPH = 15e-3, 1e-3
+"""Seconds to launch a pass."""
+
+
+@dataclass
+class Limited(Device):
+    """
+    A device whose passes take up to 8 % longer the less it rested; a spin is rest.
+
+    Args:
+        warmth: 1 under load without end, 0 after long rest.
+    """
+
+    run_seconds: float = PASS
+    warmth: float = 0.0
+    ended: float = 0.0
+
+    def enqueue(self, count: int) -> None:
+        for _ in range(count):
+            rest = max(self.free_at, self.now + self.enqueue_seconds) - self.ended
+            self.warmth *= math.exp(-rest / MEMORY)
+            self.run_seconds = PASS * (1 + SLOWER * self.warmth)
+            self.warmth = 1 - (1 - self.warmth) * math.exp(-self.run_seconds / MEMORY)
+            super().enqueue(1)
+            self.ended = self.free_at
+
+
+@dataclass
+class Case:
+    """A chain over a device of a virtual clock, and its sampler."""
+
+    device: Device
+    chain: Chain
+    sampler: Bursts
+    pauses: list[float]
+
+    def run(self) -> Timed:
+        while not self.sampler.done():
+            self.sampler.add(self.chain.follow(self.sampler))
+        return self.sampler.timed()
+
+
+def sampling(device: Device, budget: float) -> tuple[Bursts, list[float]]:
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        device.now += seconds
+        pauses.append(seconds)
+
+    return Bursts(0.0, budget, clock=lambda: device.now, sleep=sleep), pauses
+
+
+def case(
+    monkeypatch: pytest.MonkeyPatch, device: Device, *, count: int = 1, budget: float = 0.5
+) -> Case:
+    monkeypatch.setattr(time, "perf_counter", lambda: device.now)
+    chain = Chain.fit(device, device.enqueue, count)
+    assert chain is not None
+    return Case(device, chain, *sampling(device, budget))
+
+
+def middle(timed: Timed) -> float:
+    return statistics.median(timed.samples[timed.warmups :])
+
+
+def test_modes_that_take_longer_to_launch_get_no_more_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each behind a spin of its own, which is longer for eager passes, they differ."""
+    chained, spun = [], []
+    for launch in (EAGER, GRAPH):
+        found = case(monkeypatch, Limited(enqueue_seconds=launch))
+        chained.append(middle(found.run()))
+        assert (found.chain.hidden, found.chain.rest_share, found.chain.discarded) == (True, 0.0, 0)
+        other = case(monkeypatch, Limited(enqueue_seconds=launch))
+        other.chain.hidden = False
+        spun.append(middle(other.run()))
+        assert other.chain.rest_share == pytest.approx(3 * launch / (3 * launch + PASS), rel=0.1)
+    assert chained[0] == pytest.approx(chained[1], rel=1e-3)
+    assert chained[1] == pytest.approx(PASS * (1 + SLOWER), rel=0.01)
+    assert spun[0] < 0.96 * spun[1]
+
+
+def test_launches_longer_than_the_pass_get_a_spin_each_and_the_rest_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """25 passes of 1 ms take 50 ms to launch, behind spins of 60 ms."""
+    device = Device(enqueue_seconds=2e-3, run_seconds=1e-3)
+    found = case(monkeypatch, device, count=50)
+    timed = found.run()
+    assert found.chain.count == 25
+    assert not found.chain.hidden
+    assert timed.samples == pytest.approx([1e-3] * len(timed.samples))
+    assert found.chain.rest_share == pytest.approx(60 / 85)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "counted", "pauses"), [(0.048, 7, 1), (0.1, 6, 2), (0.215, 6, 3), (0.008, 44, 0)]
+)
+def test_bursts_of_a_chain_are_those_of_single_samples(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, counted: int, pauses: int
+) -> None:
+    """As in ``test_timing``: load without spins, and a pause with nothing under way."""
+    budget = max(0.5, 3 * seconds)
+    device = Device(enqueue_seconds=seconds / 4, run_seconds=seconds)
+    found = case(monkeypatch, device, budget=budget)
+    timed = found.run()
+    assert len(timed.samples) - timed.warmups == counted
+    assert [p for p in found.pauses if p] == [PAUSE_SECONDS] * pauses
+    assert timed.samples == pytest.approx([seconds] * len(timed.samples))
+    assert found.chain.rest_share == 0.0
+    assert timed.stop_reason == "budget"
+
+
+def test_nothing_runs_in_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(enqueue_seconds=EAGER, run_seconds=0.1)
+    found = case(monkeypatch, device)
+    busy: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        busy.append(device.free_at - device.now)
+        device.now += seconds
+
+    found.sampler.sleep = sleep
+    found.run()
+    assert len(busy) == 2
+    assert max(busy) <= 0
+
+
+def test_a_pass_longer_than_half_a_burst_has_no_share_of_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = case(monkeypatch, Device(enqueue_seconds=EAGER, run_seconds=0.5), budget=1.5)
+    timed = found.run()
+    assert timed.samples == pytest.approx([0.5] * 7)
+    assert found.pauses == [PAUSE_SECONDS] * 6
+    assert found.chain.rest_share is None
+
+
+def test_a_queue_that_ran_dry_ends_the_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample is launched too late: it is thrown away; after a pause the clock settles anew."""
+    device = Device(enqueue_seconds=EAGER, run_seconds=PASS)
+    found = case(monkeypatch, device)
+    slow, enqueue = iter((False,) * 4 + (True,)), device.enqueue
+
+    def hiccup(count: int) -> None:
+        device.enqueue_seconds = 0.07 if next(slow, False) else EAGER
+        enqueue(count)
+
+    found.chain.enqueue = hiccup
+    timed = found.run()
+    assert found.pauses == [PAUSE_SECONDS] * 2
+    assert found.chain.discarded == 1
+    assert found.chain.hidden
+    assert found.chain.rest_share == 0.0
+    assert timed.samples == pytest.approx([PASS] * len(timed.samples))
+    assert timed.warmups == 1 + 3 + 3
+
+
+def test_a_host_that_stays_too_slow_gives_each_sample_a_spin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device(enqueue_seconds=EAGER, run_seconds=PASS)
+    found = case(monkeypatch, device)
+    device.enqueue_seconds = 55e-3  # more than the pass, less than the longest spin
+    timed = found.run()
+    assert not found.chain.hidden
+    assert found.chain.discarded == 1 + 3  # a spin that was too short, and three of a chain
+    assert found.chain.rest_share == pytest.approx(60 / 111)
+    assert timed.samples == pytest.approx([PASS] * len(timed.samples))
+    assert device.now < 4 * (BURST_SECONDS + PAUSE_SECONDS)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Gpu, HostQueue, Listener]]:
+    """The class for GPUs, whose stream is a thread."""
+    with host_queue() as queue:
+        monkeypatch.setattr(cuda, "CudaQueue", lambda torch: queue)
+        named = SimpleNamespace(name="a thread")
+        torch: Any = SimpleNamespace(
+            cuda=SimpleNamespace(
+                current_device=lambda: 0,
+                get_device_properties=lambda device: named,
+                get_device_capability=lambda: (9, 0),
+                synchronize=queue.wait,
+            )
+        )
+        listener = Listener()
+        yield Gpu(Site(torch, listener.context(), None)), queue, listener
+
+
+def test_a_gpus_passes_follow_each_other(gpu: tuple[Gpu, HostQueue, Listener]) -> None:
+    device, queue, listener = gpu
+    figures, how = device.times(lambda: queue.put(lambda: time.sleep(5e-3)), 0.1)
+    assert how == "queued"
+    assert min(figures.total.samples) >= 5e-3  # a sleep never ends early
+    assert figures.total.operations == listener.notes["queued_operations"] > 1
+    if listener.notes["queued_discarded"] == 0:  # a busy host is late
+        assert listener.notes["rest_share"] == 0.0
+
+
+def test_calls_that_wait_for_the_gpu_tell_nothing_of_rest(
+    gpu: tuple[Gpu, HostQueue, Listener],
+) -> None:
+    device, queue, listener = gpu
+
+    def call() -> None:
+        queue.put(lambda: time.sleep(2e-3))
+        queue.wait()
+
+    figures, how = device.times(call, 0.1)
+    assert how == "events"
+    assert min(figures.total.samples) >= 2e-3
+    assert listener.notes["rest_share"] is None
