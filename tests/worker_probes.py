@@ -472,7 +472,7 @@ class Stuck(Base):
     """Tells one reading, then takes four samples of another and hangs."""
 
     name: ClassVar[str] = "stuck"
-    how: str = parameter("native", help="native, raise, wrong or none")
+    how: str = parameter("native", help="native, kernel, raise, wrong or none")
 
     def measure(self, context: WorkerContext) -> Iterator[Reading]:
         yield reading(3.0)
@@ -483,6 +483,11 @@ class Stuck(Base):
             sampler.add(float(number))
         if self.how == "native":
             ctypes.PyDLL(None).sleep(60)  # keeps the interpreter's lock, as a stuck driver does
+        if self.how == "kernel":
+            import torch
+
+            torch.cuda._sleep(1 << 50)  # days
+            torch.cuda.synchronize()
         if self.how == "wrong":
             raise ResultInvalid(ReasonCode.WRONG_DATA, "byte 3 is wrong")
         if self.how == "raise":
