@@ -126,13 +126,18 @@ def postgres_store_url(postgres_server: Server, made_database: str) -> str:
     return postgres_server.new_database(f"t{uuid.uuid4().hex[:12]}", template=made_database)
 
 
+@pytest.fixture
+def sqlite_store_url(made_file: Path, tmp_path: Path) -> str:
+    """The same in SQLite, for what does not depend on the engine."""
+    shutil.copyfile(made_file, tmp_path / "topobench.db")
+    return f"sqlite:///{tmp_path}/topobench.db"
+
+
 @pytest.fixture(params=BOTH)
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def store_url(request: pytest.FixtureRequest) -> str:
     """The URL of a store without content; each test runs on both engines."""
-    if request.param == "sqlite":
-        shutil.copyfile(request.getfixturevalue("made_file"), tmp_path / "topobench.db")
-        return f"sqlite:///{tmp_path}/topobench.db"
-    url: str = request.getfixturevalue("postgres_store_url")
+    engine = "sqlite" if request.param == "sqlite" else "postgres"
+    url: str = request.getfixturevalue(f"{engine}_store_url")
     return url
 
 

@@ -82,8 +82,8 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/t.db"
+def url(sqlite_store_url: str) -> str:
+    return sqlite_store_url
 
 
 def test_a_slow_host_is_learning_then_degraded_and_its_verdict_is_stored(

@@ -31,12 +31,6 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOPOBENCH_STORE", raising=False)
 
 
-@pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    """For what does not depend on the engine."""
-    return f"sqlite:///{tmp_path}/topobench.db"
-
-
 def put(url: str, file: Path, *, tool: str = "nccl-tests", **whose: Any) -> dict[str, Any]:
     """Import one file; returns its document."""
     (document,) = import_files(tool, [file], origin(**whose), store_url=url).documents
@@ -102,11 +96,11 @@ def test_the_same_bytes_are_stored_once(store_url: str, tmp_path: Path) -> None:
     assert put(store_url, copy, host="h07")["stored"]["status"] == "stored"
 
 
-def test_what_was_said_of_a_file_first_stays(sqlite_url: str) -> None:
-    put(sqlite_url, ALL_REDUCE, host="h07", cluster="lab")
-    again = put(sqlite_url, ALL_REDUCE, host="h08", cluster="lab")["stored"]
+def test_what_was_said_of_a_file_first_stays(sqlite_store_url: str) -> None:
+    put(sqlite_store_url, ALL_REDUCE, host="h07", cluster="lab")
+    again = put(sqlite_store_url, ALL_REDUCE, host="h08", cluster="lab")["stored"]
     assert (again["host"], again["differs"]) == ("h07", True)
-    assert [r["name"] for r in select(sqlite_url, "SELECT name FROM host")] == ["h07"]
+    assert [r["name"] for r in select(sqlite_store_url, "SELECT name FROM host")] == ["h07"]
 
 
 def test_an_import_that_was_cut_short_is_finished(
@@ -141,11 +135,11 @@ def test_wrong_data_enters_no_view_and_is_not_lost(store_url: str, tmp_path: Pat
     assert kept[-1]["raw_value"] == 70.95e9
 
 
-def test_nobodys_result_is_not_this_machines(sqlite_url: str) -> None:
+def test_nobodys_result_is_not_this_machines(sqlite_store_url: str) -> None:
     """Files that nobody named a host for may be of different hosts: they are kept apart."""
-    put(sqlite_url, ALL_REDUCE)
-    put(sqlite_url, OLD)
-    found = select(sqlite_url, "SELECT key, name FROM host")
+    put(sqlite_store_url, ALL_REDUCE)
+    put(sqlite_store_url, OLD)
+    found = select(sqlite_store_url, "SELECT key, name FROM host")
     assert {r["name"] for r in found} == {"unknown"}
     assert len({r["key"] for r in found}) == 2
     assert all(r["key"].startswith("import:") for r in found)
@@ -201,11 +195,11 @@ def test_latest_never_means_an_import(store_url: str) -> None:
         assert store.resolve_sweep("latest") == mine
 
 
-def test_the_time_is_the_users_or_the_files_or_now(sqlite_url: str) -> None:
-    flag = put(sqlite_url, OLD, taken_at="2026-10-01T12:00:00+02:00")["stored"]
-    own = put(sqlite_url, STAMPED)["stored"]
-    none = put(sqlite_url, MATRICES, tool="nvbandwidth")["stored"]
-    with Store.open(sqlite_url) as store:
+def test_the_time_is_the_users_or_the_files_or_now(sqlite_store_url: str) -> None:
+    flag = put(sqlite_store_url, OLD, taken_at="2026-10-01T12:00:00+02:00")["stored"]
+    own = put(sqlite_store_url, STAMPED)["stored"]
+    none = put(sqlite_store_url, MATRICES, tool="nvbandwidth")["stored"]
+    with Store.open(sqlite_store_url) as store:
         times = {s["id"]: s["started_at"] for s in store.sweeps()}
     assert times[flag["sweep"]] == "2026-10-01T10:00:00.000000Z"
     assert times[own["sweep"]].startswith("2026-11-29T16:16:")
@@ -214,29 +208,29 @@ def test_the_time_is_the_users_or_the_files_or_now(sqlite_url: str) -> None:
     assert "time of the import" in none["warnings"][0]
 
 
-def test_a_topology_can_be_told(sqlite_url: str, tmp_path: Path) -> None:
+def test_a_topology_can_be_told(sqlite_store_url: str, tmp_path: Path) -> None:
     path = tmp_path / "topology.json"
     path.write_text(json.dumps(topology(gpus=2).to_json()))
-    put(sqlite_url, ALL_REDUCE, host="h07", topology=path)
-    (found,) = select(sqlite_url, "SELECT sku, topology_class FROM v_latest LIMIT 1")
+    put(sqlite_store_url, ALL_REDUCE, host="h07", topology=path)
+    (found,) = select(sqlite_store_url, "SELECT sku, topology_class FROM v_latest LIMIT 1")
     assert found == {
         "sku": "2x H200-SXM / 2x Xeon 8480C",
         "topology_class": "2x H200-SXM / 2x Xeon 8480C",
     }
 
 
-def test_ranks_on_several_hosts_are_counted(sqlite_url: str, tmp_path: Path) -> None:
+def test_ranks_on_several_hosts_are_counted(sqlite_store_url: str, tmp_path: Path) -> None:
     text = (DATA / "nccl_tests" / "mpi_tag_output.txt").read_text()
     path = tmp_path / "two_hosts.txt"
     path.write_text(text.replace("Pid   6607 on         vm", "Pid   6607 on      other"))
-    put(sqlite_url, path)
-    assert {r["n_hosts"] for r in select(sqlite_url, "SELECT n_hosts FROM series")} == {2}
+    put(sqlite_store_url, path)
+    assert {r["n_hosts"] for r in select(sqlite_store_url, "SELECT n_hosts FROM series")} == {2}
 
 
-def test_repeated_sizes_are_processes_of_one_case(sqlite_url: str) -> None:
-    put(sqlite_url, DATA / "nccl_tests" / "v2.19.2_cycles.txt")
+def test_repeated_sizes_are_processes_of_one_case(sqlite_store_url: str) -> None:
+    put(sqlite_store_url, DATA / "nccl_tests" / "v2.19.2_cycles.txt")
     found = select(
-        sqlite_url,
+        sqlite_store_url,
         "SELECT n_processes, median, lowest, highest, ci_lo FROM v_latest"
         " WHERE metric = 'busbw_bytes_per_second' AND params LIKE '%in_place__false%'",
     )
@@ -245,11 +239,11 @@ def test_repeated_sizes_are_processes_of_one_case(sqlite_url: str) -> None:
     ]
 
 
-def test_matrices_are_stored_by_test_case(sqlite_url: str) -> None:
-    document = put(sqlite_url, MATRICES, tool="nvbandwidth")
+def test_matrices_are_stored_by_test_case(sqlite_store_url: str) -> None:
+    document = put(sqlite_store_url, MATRICES, tool="nvbandwidth")
     assert document["stored"]["cells"] == 86
     found = select(
-        sqlite_url,
+        sqlite_store_url,
         "SELECT metric, median FROM v_latest WHERE params LIKE '%device_to_device_latency_sm%'"
         " ORDER BY median",
     )
@@ -259,15 +253,15 @@ def test_matrices_are_stored_by_test_case(sqlite_url: str) -> None:
     ]
 
 
-def test_a_waived_case_is_a_skipped_cell(sqlite_url: str, tmp_path: Path) -> None:
+def test_a_waived_case_is_a_skipped_cell(sqlite_store_url: str, tmp_path: Path) -> None:
     path = tmp_path / "waived.txt"
     path.write_text(
         "Running host_to_device_memcpy_ce.\nmemcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)\n"
         "           0\n 0     26.03\n\nSUM host_to_device_memcpy_ce 26.03\n\n"
         "Waiving device_to_device_memcpy_write_ce.\nRunning device_local_copy.\n"
     )
-    put(sqlite_url, path, tool="nvbandwidth")
-    found = select(sqlite_url, "SELECT status, reason_code FROM cell ORDER BY position")
+    put(sqlite_store_url, path, tool="nvbandwidth")
+    found = select(sqlite_store_url, "SELECT status, reason_code FROM cell ORDER BY position")
     assert [tuple(r.values()) for r in found] == [
         ("ok", None),
         ("skipped", "unsupported"),

@@ -21,8 +21,8 @@ from topobench.reading import Status
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/topobench.db"
+def url(sqlite_store_url: str) -> str:
+    return sqlite_store_url
 
 
 @pytest.fixture
