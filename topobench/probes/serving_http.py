@@ -26,6 +26,7 @@ LINGER_SECONDS = 1.0
 LONGEST_REST = 1 << 20
 """Bytes of such an answer that are read and dropped."""
 _LONGEST_HEAD = 1 << 16
+_BUFFER_BYTES = 1 << 16
 _IDLE_SECONDS = 4.0
 """Servers close idle connections, many after 5 s; one that is closed must not be met."""
 
@@ -96,6 +97,7 @@ class Pool:
         self._tls = tls
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._found: list[str] = []
         self._turn = 0
 
@@ -157,7 +159,7 @@ class Pool:
         for host in hosts:
             try:
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(self._open),
+                    lambda: _Connection(self._open, self._buffer),
                     host,
                     self.address.port,
                     ssl=self._tls,
@@ -184,11 +186,18 @@ class Pool:
         return self._found[at:] + self._found[:at]
 
 
-class _Connection(asyncio.Protocol):
-    """One request after the other; each answer goes to its taker as it comes."""
+class _Connection(asyncio.BufferedProtocol):
+    """
+    One request after the other; each answer goes to its taker as it comes.
 
-    def __init__(self, open_: set[_Connection]) -> None:
+    Args:
+        buffer: That all connections read into: what was read is taken before another one reads.
+            A buffer for each read, as a plain protocol has it, costs more than all else of it.
+    """
+
+    def __init__(self, open_: set[_Connection], buffer: memoryview) -> None:
         self._open = open_
+        self._buffer = buffer
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._ended: asyncio.Future[float] | None = None
@@ -233,9 +242,14 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._open.add(self)
 
-    def data_received(self, data: bytes) -> None:
-        """Is told by the loop: bytes came."""
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Is asked by the loop: where to read to."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Is told by the loop: so many bytes came."""
         now = clock()
+        data = bytes(self._buffer[:nbytes])
         taker = self._taker
         if taker is None or self._ended is None or self._ended.done():
             self._keep = False  # bytes that nobody asked for
