@@ -60,6 +60,10 @@ class HostAgent:
     def __init__(self, request: HostRequest) -> None:
         self._service = HostService(request)
 
+    def greet(self) -> dict[str, Any]:
+        """See :func:`handshake.greet`."""
+        return handshake.greet()
+
     def describe(self) -> dict[str, Any]:
         """See :meth:`HostService.describe`."""
         return self._service.describe().to_json()
@@ -328,9 +332,10 @@ def connect(
     with _ray(address, sweep, require_token, options or {}, carried):
         base = HostRequest(sweep=sweep, env=dict(env or {}), lock=lock, idle=idle, health=health)
         targets, missing = choose(ray.nodes(), base, hosts, address)
+        actors = _create(targets)
         # An embedded Ray runs this interpreter and these sources, by this clock.
-        differing, notes = _greet(targets) if address != "local" else ([], [])
-        agents, failures = _start(targets, differing)
+        differing, notes = _greet(actors) if address != "local" else ([], [])
+        agents, failures = _start(actors, differing)
         try:
             with Pulse(agents):
                 warnings = [*_open_to_all(address), *notes]
@@ -394,27 +399,38 @@ def _has_token() -> bool:
     )
 
 
+def _create(targets: Sequence[Target]) -> list[tuple[Target, Any]]:
+    """An actor on every target; none has answered yet."""
+    actor_class = ray.remote(HostAgent)
+    return [
+        (
+            t,
+            actor_class.options(
+                num_cpus=0,
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=8,
+                scheduling_strategy=_on(t),
+            ).remote(t.request),
+        )
+        for t in targets
+    ]
+
+
+def _on(target: Target) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(target.node_id, soft=False)
+
+
 def _start(
-    targets: Sequence[Target], differing: Sequence[Failure]
+    actors: Sequence[tuple[Target, Any]], differing: Sequence[Failure]
 ) -> tuple[list[RayAgent], list[Failure]]:
-    """Start an agent on every target but those that differ from us; all that failed."""
+    """Have every actor describe its host, but those that differ from us; all that failed."""
     failures = list(differing)
     bad = {f.address for f in failures}
-    good = [t for t in targets if t.address not in bad]
-    actor_class = ray.remote(HostAgent)
-    actors = [
-        actor_class.options(
-            num_cpus=0,
-            max_restarts=0,
-            max_task_retries=0,
-            max_concurrency=8,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(t.node_id, soft=False),
-        ).remote(t.request)
-        for t in good
-    ]
+    good = [(t, a) for t, a in actors if t.address not in bad]
     waiting = [
         (t, a, a.describe.remote(), a.reach.options(num_returns="streaming").remote())
-        for t, a in zip(good, actors, strict=True)
+        for t, a in good
     ]
     heard: list[tuple[Target, RayAgent, Any]] = []
     refused: list[TopobenchError] = []
@@ -460,35 +476,39 @@ def _cut_off(
     return agents, failures
 
 
-def _greet(targets: Sequence[Target]) -> tuple[list[Failure], list[str]]:
+def _greet(actors: Sequence[tuple[Target, Any]]) -> tuple[list[Failure], list[str]]:
     """Refuse hosts whose topobench is missing or differs from the driver's; compare clocks."""
     ours = handshake.greet()
+    sent = time.time()
+    waiting = [(t, actor, actor.greet.remote()) for t, actor in actors]
+    failures, notes = [], []
+    for target, actor, answer in waiting:
+        try:
+            theirs = ray.get(answer, timeout=DESCRIBE_SECONDS)
+        except RayError as error:
+            failures.append(_why_silent(target, ours, error))
+        else:
+            if theirs["source_digest"] == ours["source_digest"]:
+                if note := clock_note(target.name, theirs["unix_seconds"], sent, time.time()):
+                    notes.append(note)
+                continue
+            failures.append(Failure(target.address, difference(target, ours, theirs)))
+        ray.kill(actor)
+    return failures, notes
+
+
+def _why_silent(target: Target, ours: Mapping[str, Any], error: RayError) -> Failure:
+    """Why there is no agent: mostly another topobench or none, which a task without it tells."""
     ray.cloudpickle.register_pickle_by_value(handshake)
     task = ray.remote(num_cpus=0, max_retries=0)(handshake.greet)
-    sent = time.time()
-    waiting = [
-        (
-            t,
-            task.options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(t.node_id, soft=False)
-            ).remote(),
-        )
-        for t in targets
-    ]
-    failures, notes = [], []
-    for target, answer in waiting:
-        try:
-            theirs = ray.get(answer, timeout=60)
-        except RayError as error:
-            failures.append(
-                Failure(target.address, f"no answer from {target.name}: {_text(error)}")
-            )
-            continue
+    try:
+        theirs = ray.get(task.options(scheduling_strategy=_on(target)).remote(), timeout=60)
+    except RayError as second:
+        error = second
+    else:
         if theirs["source_digest"] != ours["source_digest"]:
-            failures.append(Failure(target.address, difference(target, ours, theirs)))
-        elif note := clock_note(target.name, theirs["unix_seconds"], sent, time.time()):
-            notes.append(note)
-    return failures, notes
+            return Failure(target.address, difference(target, ours, theirs))
+    return Failure(target.address, f"no answer from {target.name}: {_text(error)}")
 
 
 def _with_unique_keys(agents: list[RayAgent]) -> list[RayAgent]:
