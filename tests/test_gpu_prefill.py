@@ -81,8 +81,9 @@ def test_every_mode_gives_the_same_logits_and_its_own_time(mode: str) -> None:
     """Each is held against eager mode by the probe itself."""
     found, readings, listener = figures(mode=mode)
     assert 0 < found["prefill_device_seconds"].median < found["prefill_wall_seconds"].median
-    assert listener.notes["device_timing"] == "queued"
+    assert listener.notes["device_timing"].startswith("queued")
     if mode == "eager":  # launching takes longer than so small a pass
+        assert listener.notes["device_timing"] == "queued, each sample behind a spin"
         assert listener.notes["rest_share"] > 0.1
     assert ("compile_seconds" in found) is (mode == "compile")
     assert found["kernel_launch_count"].median > 4 * 8

@@ -248,12 +248,15 @@ class Gpu:
         if self._site.group is not None:
             segments = device_work.segments_of(once)
             return self._site.queued(enqueue, count, sampler, segments), "queued"
+        note = self._site.context.note
         try:
-            return self._site.back_to_back(enqueue, count, sampler), "queued"
+            figures, rest = self._site.back_to_back(enqueue, count, sampler)
+            note("rest_share", rest)
+            return figures, "queued, each sample behind a spin" if rest else "queued"
         except ProbeError as error:
             if error.code != ReasonCode.UNTIMEABLE:
                 raise
-        self._site.context.note("rest_share", None)
+        note("rest_share", None)
         sampler = Bursts(stats.BANDWIDTH_TOLERANCE, budget_seconds)
         while not sampler.done():
             sampler.add(self.once(call))

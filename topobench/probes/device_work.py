@@ -140,12 +140,17 @@ class Site:
         self._note(each * segments, race.discarded, mark_overhead(queue))
         return self._figures(race)
 
-    def back_to_back(self, enqueue: Enqueue, count: int, sampler: Bursts) -> Figures:
+    def back_to_back(
+        self, enqueue: Enqueue, count: int, sampler: Bursts
+    ) -> tuple[Figures, float | None]:
         """
         Time operations of a GPU alone by its clock, without rest between samples if possible.
 
         Args:
             count: Operations in a sample, at most.
+
+        Returns:
+            And the share of rest; see ``back_to_back.Chain``.
 
         Raises:
             ProbeError: ``untimeable``: no spin outlasted the enqueueing.
@@ -157,8 +162,7 @@ class Site:
         while not sampler.done():
             sampler.add(chain.follow(sampler))
         self._note(chain.count, chain.discarded, mark_overhead(queue))
-        self.context.note("rest_share", chain.rest_share)
-        return Figures(sampler.timed(chain.count))
+        return Figures(sampler.timed(chain.count)), chain.rest_share
 
     def called(self, call: Callable[[], Any], sampler: Sampler) -> Figures:
         """
