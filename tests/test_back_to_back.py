@@ -154,6 +154,7 @@ def test_a_pass_longer_than_half_a_burst_has_no_share_of_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = case(monkeypatch, Device(enqueue_seconds=EAGER, run_seconds=0.5), budget=1.5)
+    assert found.device.enqueued == 5  # none to try whether another would follow
     timed = found.run()
     assert timed.samples == pytest.approx([0.5] * 7)
     assert found.pauses == [PAUSE_SECONDS] * 6

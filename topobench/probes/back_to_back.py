@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from topobench.probes.timing import Bursts, Enqueue, Queue, QueueTimer
+from topobench.probes.timing import BURST_SECONDS, Bursts, Enqueue, Queue, QueueTimer
 
 LATE_MOST = 3
 """Samples enqueued too late, after which each gets a spin of its own."""
@@ -45,11 +45,10 @@ class Chain(QueueTimer):
     def fit(cls, queue: Queue, enqueue: Enqueue, count: int) -> Self | None:
         """As of any timer; and whether one sample can be enqueued while another runs."""
         chain = super().fit(queue, enqueue, count)
-        if chain is not None:
-            start, end = chain._retried(chain._held_back)
+        if chain is not None and 2 * chain._seconds <= BURST_SECONDS:
+            _, end = chain._retried(chain._held_back)
             chain.hidden = chain._behind(end) is not None
             queue.wait()
-            chain._seconds = queue.between(start, end)
         return chain
 
     @property
@@ -60,6 +59,13 @@ class Chain(QueueTimer):
         None if every burst was a single sample.
         """
         return self._rest / (self._rest + self._load) if self._load else None
+
+    def attempt(self) -> float | None:
+        """One sample behind a spin of its own."""
+        found = super().attempt()
+        if found is not None:
+            self._seconds = found * self.count
+        return found
 
     def follow(self, sampler: Bursts) -> float:
         """
