@@ -3,13 +3,14 @@ HTTP/1.1 as far as a client of streams needs it, on the event loop itself.
 
 The client shares CPUs with the server and is in every number, so it has to be cheap: bytes are
 timed and handed on in the call that reads them, without a task or a queue between. A general
-client takes more than twice the CPU (docs/performance.md). Framing is in ``serving_framing``.
+client takes twice the CPU (docs/serving.md). Framing is in ``serving_framing``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 import socket
 import ssl
@@ -27,6 +28,8 @@ LONGEST_REST = 1 << 20
 """Bytes of such an answer that are read and dropped."""
 _LONGEST_HEAD = 1 << 16
 _BUFFER_BYTES = 1 << 16
+_LOOK_SECONDS = 0.1
+"""Between looks for answers that are late; a timer for each request would cost more."""
 _IDLE_SECONDS = 4.0
 """Servers close idle connections, many after 5 s; one that is closed must not be met."""
 
@@ -97,6 +100,8 @@ class Pool:
         self._tls = tls
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
+        self._busy: set[_Connection] = set()
+        self._timer: asyncio.TimerHandle | None = None
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._found: list[str] = []
         self._turn = 0
@@ -122,7 +127,14 @@ class Pool:
             async with asyncio.timeout(seconds):
                 connection = await self._connect()
             seconds -= clock() - began
-        ended = await connection.exchange(request, taker, seconds)
+        connection.deadline = clock() + seconds
+        self._busy.add(connection)
+        if self._timer is None:
+            self._look()
+        try:
+            ended = await connection.exchange(request, taker)
+        finally:
+            self._busy.discard(connection)
         if connection.reusable:
             connection.idle_since = ended
             self._idle.append(connection)
@@ -133,10 +145,20 @@ class Pool:
     async def close(self) -> None:
         """Close every connection."""
         self._idle.clear()
+        if self._timer is not None:
+            self._timer.cancel()
         for connection in self._open:
             connection.abort()
         while self._open:
             await asyncio.sleep(0)
+
+    def _look(self) -> None:
+        """End the exchanges that are late, now and every so often, while there are any."""
+        now = clock()
+        for connection in [c for c in self._busy if c.deadline <= now]:
+            connection.expire()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_LOOK_SECONDS, self._look) if self._busy else None
 
     def _take(self) -> _Connection | None:
         """The connection that was used last, if it is not too old; older ones are closed then."""
@@ -203,10 +225,10 @@ class _Connection(asyncio.BufferedProtocol):
         self._ended: asyncio.Future[float] | None = None
         self._taker: Taker | None = None
         self._framing: Framing | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._head = b""
         self._rest = 0
         self._enough = self._keep = False
+        self.deadline = math.inf
         self.idle_since = 0.0
 
     @property
@@ -219,14 +241,13 @@ class _Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def exchange(self, request: bytes, taker: Taker, seconds: float) -> float:
-        """See :meth:`Pool.exchange`."""
+    async def exchange(self, request: bytes, taker: Taker) -> float:
+        """See :meth:`Pool.exchange`; until ``deadline``."""
         if self._transport is None:
             raise ConnectionResetError("the connection was closed as soon as it was made")
         self._taker, self._framing, self._head, self._rest = taker, None, b"", 0
         self._enough = self._keep = False
         self._ended = self._loop.create_future()
-        self._timer = self._loop.call_later(seconds, self._expire)
         self._transport.write(request)
         try:
             return await self._ended
@@ -234,8 +255,15 @@ class _Connection(asyncio.BufferedProtocol):
             self.abort()
             raise
         finally:
-            self._timer.cancel()
             self._taker = self._ended = None
+
+    def expire(self) -> None:
+        """It is late: an answer that said all counts, its connection does not."""
+        if not self._enough:
+            self._fail(TimeoutError())
+        elif self._ended is not None and not self._ended.done():
+            self._keep = False
+            self._ended.set_result(clock())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Is told by the loop."""
@@ -302,26 +330,14 @@ class _Connection(asyncio.BufferedProtocol):
         if self._enough:
             self._rest += len(payload)
             if self._rest > LONGEST_REST:
-                self._let_go()
+                self.expire()
                 return
         elif payload and taker.take(payload, now):
             self._enough = True
-            if not framing.done:
-                assert self._timer is not None
-                self._timer.cancel()
-                self._timer = self._loop.call_later(LINGER_SECONDS, self._let_go)
+            self.deadline = min(self.deadline, now + LINGER_SECONDS)
         if framing.done:
             self._keep = self._keep and not framing.surplus
             self._ended.set_result(now)
-
-    def _let_go(self) -> None:
-        """An answer that said all goes on and on: it counts, its connection does not."""
-        self._keep = False
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(clock())
-
-    def _expire(self) -> None:
-        self._fail(TimeoutError())
 
     def _fail(self, error: Exception) -> None:
         self._keep = False
