@@ -50,6 +50,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("untouched_gpu") is None)
 
 
+def pytest_collection_finish() -> None:
+    """Never look again through what stays: thousands of tests, and all that torch brings."""
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose mark names something this host lacks, and say what."""
     for mark in item.iter_markers():
