@@ -25,6 +25,7 @@ for needed in ("aiohttp", "transformers"):
     pytest.importorskip(needed, reason=f"the server of this test needs {needed}")
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.untouched_gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no usable GPU"),
 ]
 
