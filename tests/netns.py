@@ -71,6 +71,14 @@ class NetHost:
         """Put its cable back."""
         _ip("link", "set", self.link, "up")
 
+    def dial_nobody_at(self, address: str) -> None:
+        """Let it open no connection to Ray's workers of a host; those that are open stay."""
+        self.inside("ip", "rule", "add", *_ports_of_workers(address))
+
+    def dial_again(self, address: str) -> None:
+        """Undo :meth:`dial_nobody_at`."""
+        self.inside("ip", "rule", "del", *_ports_of_workers(address))
+
     def slow_down(self, rate: str) -> None:
         """Let it send no faster than a rate such as ``200mbit``."""
         shape = ("tbf", "rate", rate, "burst", "256k", "latency", "50ms")
@@ -167,6 +175,19 @@ class NetCluster:
             started = host.start(*command, stdout=log, stderr=subprocess.STDOUT, cwd=host.folder)
         self._started.append(started)
 
+    def scale_down(self, host: NetHost) -> None:
+        """Have Ray leave a host as an autoscaler would, and wait until it has."""
+        ray = self._started[self.hosts.index(host)]
+        ray.terminate()
+        ray.wait(timeout=_READY_SECONDS)
+
+    def end_head(self) -> None:
+        """Kill what all of Ray hangs on, and nothing else."""
+        for pid in self.hosts[0].pids():
+            program = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
+            if program.endswith(b"/gcs_server"):
+                os.kill(pid, signal.SIGKILL)
+
     def _wait_for_head(self) -> None:
         until = time.monotonic() + _READY_SECONDS
         test = (
@@ -245,6 +266,11 @@ def cluster(count: int = 3) -> Iterator[NetCluster]:
         yield made
     finally:
         made.down()
+
+
+def _ports_of_workers(address: str) -> tuple[str, ...]:
+    """A rule for the ports that ``ray start`` gives to workers and drivers."""
+    return ("to", address, "ipproto", "tcp", "dport", "10002-19999", "blackhole")
 
 
 def _ip(*arguments: str) -> None:

@@ -6,6 +6,7 @@ One cluster serves all tests; those that break a host come last.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ import pytest
 import netns
 from documents import check
 from main_job import stolen
-from netns import NetCluster
+from netns import NetCluster, NetHost
 from topobench import processes
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -119,6 +120,19 @@ class Driver:
                 return int(connection.execute(query, (host,)).fetchone()[0])
             except sqlite3.OperationalError:
                 return 0
+
+    def wait_for_sweep(self, process: subprocess.Popen[str]) -> None:
+        """Until the plan of a sweep is stored."""
+        database = self.folder / "topobench.db"
+        while process.poll() is None:
+            with (
+                contextlib.suppress(sqlite3.OperationalError),
+                closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection,
+            ):
+                if connection.execute("SELECT count(*) FROM cell").fetchone()[0]:
+                    return
+            time.sleep(0.05)
+        raise AssertionError((self.folder / "err.txt").read_text())
 
     def wait_for_run(self, process: subprocess.Popen[str], host: str) -> None:
         """Until a host's first run is stored."""
@@ -363,19 +377,33 @@ def test_a_host_that_loses_power_in_a_gang_fails_what_it_takes_part_in(driver: D
     assert noticed <= NOTICED_SECONDS
 
 
-def test_another_topobench_on_a_host_is_told_or_ours_is_sent_there(
-    driver: Driver, tmp_path: Path
-) -> None:
-    """A fourth host joins for it: the second and the third are gone by now."""
-    older = tmp_path / "older"
-    (older / "topobench").mkdir(parents=True)
+@pytest.fixture(scope="module")
+def joined(cluster: NetCluster, tmp_path_factory: pytest.TempPathFactory) -> NetHost:
+    """A fourth host, with a topobench of long ago, joins while a sweep runs."""
+    older = tmp_path_factory.mktemp("older")
+    (older / "topobench").mkdir()
     (older / "topobench/__init__.py").write_text('__version__ = "0.0.1"\n')
-    fourth = driver.cluster.add(packages=older)
-    listed = f"hosts: [{{host: {driver.cluster['h1'].address}, id: h1}}, {fourth.address}]\n"
+    driver = Driver(cluster, tmp_path_factory.mktemp("joined"))
+    driver.write(naps(20))
+    process = driver.start()
+    driver.wait_for_sweep(process)
+    host = cluster.add(packages=older)
+    document = driver.finish(process)
+    assert host.name not in {h["name"] for h in document["data"]["hosts"]}
+    assert {c["status"] for c in document["data"]["cells"]} == {"ok"}
+    return host
+
+
+def test_another_topobench_on_a_host_is_told_or_ours_is_sent_there(
+    driver: Driver, joined: NetHost
+) -> None:
+    """The second and the third host are gone by now. Without an id, both have one machine's."""
+    fourth = joined
+    listed = f"hosts: [{driver.cluster['h1'].address}, {fourth.address}]\n"
     one_cell = (*MANY[:4], "--set", "host_memory.bytes=4M")
     driver.write(listed)
     document = driver.probe(*one_cell)
-    assert [c["host"] for c in document["data"]["cells"]] == ["h1"]
+    assert len(document["data"]["cells"]) == 1
     told = " ".join(document["data"]["sweep"]["warnings"])
     assert f"host {fourth.name} ({fourth.address}) has topobench 0.0.1" in told
     assert "-m pip install topobench==" in told
@@ -385,6 +413,62 @@ def test_another_topobench_on_a_host_is_told_or_ours_is_sent_there(
     assert len(shipped["data"]["cells"]) == 2
     assert {c["status"] for c in shipped["data"]["cells"] if not stolen(c)} <= {"ok"}
     assert {h["name"] for h in shipped["data"]["hosts"]} == {"h1", fourth.name}
+    assert len({c["host"] for c in shipped["data"]["cells"]}) == 2
+    for host in shipped["data"]["hosts"]:
+        assert host["key"].endswith(f"@{host['address']}")
+        assert any("another host has the same key" in w for w in host["warnings"])
+
+
+def test_a_firewall_that_keeps_a_hosts_results_back_is_told(
+    driver: Driver, joined: NetHost
+) -> None:
+    """It answers calls, but can open no connection to the driver."""
+    h1 = driver.cluster["h1"]
+    driver.write(f"hosts: [{h1.address}, {joined.address}]\n", ray="ship: true")
+    joined.dial_nobody_at(h1.address)
+    try:
+        document = driver.probe(*MANY[:4], "--set", "host_memory.bytes=4M")
+    finally:
+        joined.dial_again(h1.address)
+    assert {h["name"] for h in document["data"]["hosts"]} == {"h1"}
+    told = " ".join(document["data"]["sweep"]["warnings"])
+    assert f"host {joined.name} ({joined.address}) answers, but what it sends does not" in told
+    assert "open the ports of Ray's workers" in told
+    assert document["exit_code"] == 1
+
+
+def test_a_host_scaled_down_and_the_head_gone_end_a_sweep_with_what_it_has(
+    driver: Driver, joined: NetHost
+) -> None:
+    h1, name = driver.cluster["h1"], joined.name
+    hosts = f"hosts: [{{host: {h1.address}, id: h1}}, {{host: {joined.address}, id: {name}}}]\n"
+    driver.write(hosts + naps(*[1] * 90), ray="ship: true")
+    process = driver.start()
+    driver.wait_for_run(process, name)
+    driver.cluster.scale_down(joined)
+    assert _seconds_until_failed(driver, process, name) <= NOTICED_SECONDS
+    driver.cluster.end_head()
+    document = driver.finish(process)
+    for host in ("h1", name):
+        cells = cells_of(document, host)
+        assert {c["status"] for c in cells} == {"ok", "failed"}
+        failed = [c["reason"] for c in cells if c["status"] == "failed"]
+        assert {reason.partition(":")[0] for reason in failed} == {"host_lost"}
+        assert all(f"host {host}" in reason for reason in failed)
+    assert document["exit_code"] == 1
+    assert document["data"]["sweep"]["status"] == "done"
+
+
+def naps(*seconds: int) -> str:
+    """Keys of a cluster file whose cells sleep, each so long."""
+    names = [f"nap{number}" for number in range(len(seconds))]
+    commands = [
+        f"  {name}: {{argv: [sh, -c, 'sleep {long}; echo took {long}.0'], seconds: {long}s, "
+        "metrics: {took: {pattern: 'took ([0-9.]+)', unit: s, better: lower}}}\n"
+        for name, long in zip(names, seconds, strict=True)
+    ]
+    chosen = f"probes: [{{command: {{command: [{', '.join(names)}]}}}}]\nbindings: [none]\n"
+    return f"{chosen}commands:\n{''.join(commands)}"
 
 
 def _seconds_until_failed(
