@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from launching import Lab, cell, host
+from topobench import processes
 from topobench.agents.part import Part
 from topobench.joint import Joint
 from topobench.reading import Cell, Reading, ReasonCode, Run, Status
 
-START_SECONDS, WORK_SECONDS = 120.0, 2.0
+START_SECONDS, WORK_SECONDS = 120.0, 3.0
 
 
 @pytest.fixture
@@ -39,6 +40,8 @@ def kill_guard(lab: Lab) -> None:
         time.sleep(0.02)
     (guard,) = (p.pid for p in found if p.pid != p.session)
     os.kill(guard, signal.SIGKILL)
+    while processes.find(guard) is not None and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 class TestOneWorker:
@@ -85,7 +88,8 @@ class TestOneWorker:
         killer.join()
         assert (lost.status, str(lost.reason)) == (
             Status.FAILED,
-            "signal: the worker was ended: its guard was killed, without which it may outlive us",
+            "signal: the worker was ended: its guard was killed, without which it may outlive its "
+            "launcher",
         )
         assert lost.duration_seconds < 30.0
         assert after.status is Status.OK
@@ -138,7 +142,7 @@ class TestGang:
         assert (run.status, run.reason.code) == (Status.TIMEOUT, ReasonCode.DEADLINE)
         kept = by_metric(run)
         assert set(kept) == {"latency_seconds", "bandwidth_bytes_per_second"}
-        assert all(r.summary.stop_reason in ("aborted", "converged") for r in run.readings)
+        assert kept["bandwidth_bytes_per_second"].summary.stop_reason == "aborted"
         assert 1e6 < kept["bandwidth_bytes_per_second"].summary.median < 1e12
         assert run.duration_seconds < START_SECONDS
         assert [m.host for m in run.members] == ["a", "b"]

@@ -193,7 +193,7 @@ class TestProtocol:
             while guard in worker.family() and time.monotonic() < until:
                 time.sleep(0.02)
             worker.go("steady")
-            assert worker.process.wait(10) == 1
+            assert worker.process.wait(10) == processes.UNGUARDED
 
     def test_other_ranks_measure_but_do_not_report(self) -> None:
         with conversation() as worker:

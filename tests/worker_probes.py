@@ -448,7 +448,7 @@ class LostReduce(AllReduce):
 
 @dataclass(frozen=True, slots=True)
 class LostNetwork(host_network.HostNetwork):
-    """Transfers between two hosts, of which one stops after a few."""
+    """Transfers between two hosts, of which one stops in the second."""
 
     name: ClassVar[str] = "lostnetwork"
 
@@ -458,7 +458,7 @@ class LostNetwork(host_network.HostNetwork):
         transfer, times = host_network._transfer, itertools.count(1)
 
         def until(*args: Any, **flags: Any) -> float:
-            if next(times) == 4:
+            if next(times) == 2:
                 os.kill(os.getpid(), signal.SIGSTOP)
             return transfer(*args, **flags)
 

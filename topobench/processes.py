@@ -22,6 +22,9 @@ WORKER = "TOPOBENCH_WORKER"
 DRIVER = "TOPOBENCH_DRIVER"
 """Marks everything that must not outlive a driver (agents.reaper)."""
 
+UNGUARDED = 97
+"""Exit code of a worker that found its guard gone (probes.lifeline)."""
+
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36

@@ -28,6 +28,10 @@ _TAIL_LINES = 60
 _CLOSED_PIPE_SECONDS = 2.0
 _UNGUARDED_SECONDS = 0.5  # a guard goes with its worker, whose own death counts
 KILL_GRACE_SECONDS = 1.0
+_UNGUARDED = Reason(
+    ReasonCode.SIGNAL,
+    "the worker was ended: its guard was killed, without which it may outlive its launcher",
+)
 
 
 class WorkerProcess:
@@ -147,7 +151,7 @@ class WorkerProcess:
         elif self._closed_at and time.monotonic() > self._closed_at + _CLOSED_PIPE_SECONDS:
             self.reject(ReasonCode.CRASHED, "it closed its result pipe but lives on")
         elif self._guard_gone_at and time.monotonic() > self._guard_gone_at + _UNGUARDED_SECONDS:
-            self.reject(ReasonCode.SIGNAL, "its guard was killed, without which it may outlive us")
+            self.fault = _UNGUARDED
 
     def reject(self, code: ReasonCode, text: str) -> None:
         """Want no more of this worker; the first cause counts."""
@@ -225,6 +229,8 @@ class WorkerProcess:
         if code == -signal.SIGKILL and _oom_kills() > self._kills_before:
             text = "the worker was killed while the kernel's out-of-memory killer was at work"
             return Reason(ReasonCode.OOM, text)
+        if code == processes.UNGUARDED:
+            return _UNGUARDED
         if code < 0:
             return Reason(ReasonCode.SIGNAL, f"the worker was ended by {signal_name(-code)}")
         last = self.log_tail().strip().rpartition("\n")[2]

@@ -28,7 +28,6 @@ from topobench.processes import Family
 _DEADLINE = struct.Struct("d")
 _LOOK_SECONDS = 0.5
 _LONGEST_SECONDS = 3600.0  # poll takes no more than 24 days
-GUARD = "topobench-guard"
 
 SLACK_SECONDS = 5.0
 """The launcher ends a late worker first and says why; the guard only if it did not."""
@@ -45,12 +44,12 @@ class Lifeline:
         The family ends that many seconds from now, unless this is called again.
 
         Raises:
-            SystemExit: The guard is gone, so nothing would.
+            SystemExit: ``UNGUARDED``: the guard is gone, so nothing would.
         """
         try:
             os.write(self._pipe, _DEADLINE.pack(time.monotonic() + seconds))
         except BrokenPipeError:
-            raise SystemExit(f"{GUARD} is gone; without it this worker must not go on") from None
+            raise SystemExit(processes.UNGUARDED) from None
 
 
 def start(launcher: int, token: str, held: int) -> Lifeline:
@@ -119,4 +118,4 @@ def _step_aside(kept: Collection[int]) -> None:
         lowest = pipe + 1
     os.closerange(lowest, 65536)
     with contextlib.suppress(OSError):
-        processes.prctl(processes.PR_SET_NAME, GUARD.encode())
+        processes.prctl(processes.PR_SET_NAME, b"topobench-guard")
