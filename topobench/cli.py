@@ -8,6 +8,7 @@ imported inside the commands, so that ``topobench --help`` stays quick.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import signal
 import sys
@@ -34,6 +35,9 @@ cli_demo.add_to(app)
 cli_see.add_to(app)
 cli_fleet.add_to(app)
 
+_built = functools.cache(typer.main.get_command)
+"""The tree of commands: to build it is most of a call that does little."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """
@@ -44,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     prepare_streams()
     try:
-        command = typer.main.get_command(app)
+        command = _built(app)
         # Not its main(): that turns every KeyboardInterrupt into 130 and says nothing.
         with command.make_context("topobench", list(argv)) as context:
             return int(command.invoke(context) or 0)
