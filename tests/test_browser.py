@@ -113,84 +113,87 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"file://{folder}/report.html"
 
 
-def test_charts_are_drawn_with_the_measured_values(browser: Browser, report: str) -> None:
-    with opened(browser, report) as page:
-        drawn(page)
-        queued = plotted(page, "h0-h2d", "GPU 0 queued")
-        assert queued["x"] == [4096, 65536, 1 << 20, 16 << 20, 256 << 20]
-        size = 256 << 20
-        rate = size / (sights.FIXED_SECONDS + size / sights.H2D_PEAK) / 1e9
-        assert queued["y"][-1] == pytest.approx(rate, rel=2e-3)
-        lines = page.locator("#h0-h2d .plot path.js-line")
-        assert lines.count() == 9, "queued and per call of four GPUs, and the fit"
-        assert all(
-            d.startswith("M") for d in lines.evaluate_all("(a) => a.map(x => x.getAttribute('d'))")
-        )
-        assert page.locator("#h0-gemm .plot .bars path").count() == 8
-        cells = page.locator("#h0-paths .plot .heatmap-label text").all_text_contents()
-        assert cells.count("X") == 4
-        assert page.locator(".picture img").evaluate("(i) => i.naturalWidth") > 500
-
-
-def test_rows_are_filtered_and_sorted(browser: Browser, report: str) -> None:
-    with opened(browser, report) as page:
-        drawn(page)
-        page.fill("#filter", "gemm")
-        shown = page.locator("#readings tbody tr:not([hidden])")
-        assert {row.split()[0] for row in shown.all_inner_texts()} == {"gemm"}
-        assert page.locator("#readings details").get_attribute("open") is not None
-        assert page.locator("#hits").inner_text().endswith("rows")
-        page.fill("#filter", "")
-        assert page.locator("#readings details").get_attribute("open") is None
-        page.locator("#h0-peer0 summary").click()
-        head = page.locator("#h0-peer0 th", has_text="GPU 1")
-        head.locator("button").click()
-        head.locator("button").click()
-        assert head.get_attribute("aria-sort") == "descending"
-        column = page.locator("#h0-peer0 tbody tr td:nth-child(3)").all_inner_texts()
-        numbers = [float(v) for v in column if v != "-"]
-        assert numbers == sorted(numbers, reverse=True)
-        assert len(numbers) == 3
-
-
-def test_the_page_works_by_keyboard(browser: Browser, report: str) -> None:
-    with opened(browser, report) as page:
-        drawn(page)
-        page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.textContent") == "To the report"
-        page.keyboard.press("Enter")
-        assert page.evaluate("location.hash") == "#main"
-        button = page.locator("#h0-h2d .legend button").first
-        button.focus()
-        page.keyboard.press("Space")
-        assert button.get_attribute("aria-pressed") == "false"
-        hidden = "document.querySelector('#h0-h2d .plot').data[0].visible"
-        assert page.evaluate(hidden) is False
-        page.locator("#h0-h2d summary").focus()
-        page.keyboard.press("Enter")
-        assert page.locator("#h0-h2d tbody tr").first.is_visible()
-
-
-def test_the_page_suits_dark_rooms_and_paper(browser: Browser, report: str, tmp_path: Path) -> None:
-    from playwright.sync_api import expect
-
+@pytest.fixture(scope="module")
+def page(browser: Browser, report: str) -> Iterator[Page]:
+    """That page in a dark room, drawn once, which takes longest; what a test opens may stay so."""
     with opened(browser, report, color_scheme="dark") as page:
         drawn(page)
-        tick = page.locator("#h0-h2d .plot .xtick text").first
-        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert paper == "rgb(15, 19, 24)"
-        expect(tick).to_have_css("fill", "rgb(230, 235, 242)")
-        page.emulate_media(color_scheme="light")
-        expect(tick).to_have_css("fill", "rgb(24, 32, 43)", timeout=PATIENCE)
-        page.emulate_media(media="print", color_scheme="dark")
-        expect(tick).to_have_css("fill", "rgb(0, 0, 0)", timeout=PATIENCE)
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == (
-            "rgb(255, 255, 255)"
-        )
-        assert not page.locator(".bar").is_visible()
-        file = tmp_path / "page.pdf"
-        page.pdf(path=file, format="A4")
-        assert file.read_bytes().startswith(b"%PDF")
+        yield page
+
+
+def test_the_page_works_by_keyboard(page: Page) -> None:
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "To the report"
+    page.keyboard.press("Enter")
+    assert page.evaluate("location.hash") == "#main"
+    button = page.locator("#h0-h2d .legend button").first
+    button.focus()
+    page.keyboard.press("Space")
+    assert button.get_attribute("aria-pressed") == "false"
+    shown = "document.querySelector('#h0-h2d .plot').data[0].visible"
+    assert page.evaluate(shown) is False
+    page.keyboard.press("Space")
+    assert button.get_attribute("aria-pressed") == "true"
+    assert page.evaluate(shown) is True
+    page.locator("#h0-h2d summary").focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#h0-h2d tbody tr").first.is_visible()
+
+
+def test_charts_are_drawn_with_the_measured_values(page: Page) -> None:
+    queued = plotted(page, "h0-h2d", "GPU 0 queued")
+    assert queued["x"] == [4096, 65536, 1 << 20, 16 << 20, 256 << 20]
+    size = 256 << 20
+    rate = size / (sights.FIXED_SECONDS + size / sights.H2D_PEAK) / 1e9
+    assert queued["y"][-1] == pytest.approx(rate, rel=2e-3)
+    lines = page.locator("#h0-h2d .plot path.js-line")
+    assert lines.count() == 9, "queued and per call of four GPUs, and the fit"
+    assert all(
+        d.startswith("M") for d in lines.evaluate_all("(a) => a.map(x => x.getAttribute('d'))")
+    )
+    assert page.locator("#h0-gemm .plot .bars path").count() == 8
+    cells = page.locator("#h0-paths .plot .heatmap-label text").all_text_contents()
+    assert cells.count("X") == 4
+    assert page.locator(".picture img").evaluate("(i) => i.naturalWidth") > 500
+
+
+def test_rows_are_filtered_and_sorted(page: Page) -> None:
+    page.fill("#filter", "gemm")
+    shown = page.locator("#readings tbody tr:not([hidden])")
+    assert {row.split()[0] for row in shown.all_inner_texts()} == {"gemm"}
+    assert page.locator("#readings details").get_attribute("open") is not None
+    assert page.locator("#hits").inner_text().endswith("rows")
+    page.fill("#filter", "")
+    assert page.locator("#readings details").get_attribute("open") is None
+    page.locator("#h0-peer0 summary").click()
+    head = page.locator("#h0-peer0 th", has_text="GPU 1")
+    head.locator("button").click()
+    head.locator("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    column = page.locator("#h0-peer0 tbody tr td:nth-child(3)").all_inner_texts()
+    numbers = [float(v) for v in column if v != "-"]
+    assert numbers == sorted(numbers, reverse=True)
+    assert len(numbers) == 3
+
+
+def test_the_page_suits_dark_rooms_and_paper(page: Page, tmp_path: Path) -> None:
+    from playwright.sync_api import expect
+
+    tick = page.locator("#h0-h2d .plot .xtick text").first
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert paper == "rgb(15, 19, 24)"
+    expect(tick).to_have_css("fill", "rgb(230, 235, 242)")
+    page.emulate_media(color_scheme="light")
+    expect(tick).to_have_css("fill", "rgb(24, 32, 43)", timeout=PATIENCE)
+    page.emulate_media(media="print", color_scheme="dark")
+    expect(tick).to_have_css("fill", "rgb(0, 0, 0)", timeout=PATIENCE)
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == (
+        "rgb(255, 255, 255)"
+    )
+    assert not page.locator(".bar").is_visible()
+    file = tmp_path / "page.pdf"
+    page.pdf(path=file, format="A4")
+    assert file.read_bytes().startswith(b"%PDF")
 
 
 def test_without_scripts_words_and_tables_are_there(browser: Browser, report: str) -> None:
