@@ -15,8 +15,8 @@ from typing import TypeVar, cast
 from topobench.topology import Gpu, Topology
 
 T = TypeVar("T")
-_COUNTED = 12
-"""Digits at the end of a UUID."""
+_LAST = [f"{number:02x}" for number in range(256)]
+"""The last two digits of a UUID."""
 
 
 class Alike:
@@ -75,5 +75,6 @@ def uuids() -> Iterator[str]:
     To draw each would take most of a plan's time, and an index that takes a sweep's ids in order
     is quicker than one that takes them anywhere.
     """
-    drawn = str(uuid.uuid4())[:-_COUNTED]
-    return map(f"{drawn}{{:0{_COUNTED}x}}".format, itertools.count())
+    drawn = str(uuid.uuid4())[:24]
+    firsts = (f"{drawn}{number:010x}" for number in itertools.count())
+    return (first + last for first in firsts for last in _LAST)

@@ -460,22 +460,10 @@ class _Layout:
 
     def _worker(self, group: _Group, number: int, block: int, position: int) -> Iterator[Cell]:
         """The cells of one worker."""
-        host, arm, devices = self.host.key, group.arm, group.devices
-        ranks, visible = group.ranks, group.visible
+        place = self.host.key, group.arm, group.devices, group.ranks, number, block, position
+        outcome = Status.PLANNED, None, group.visible
         for (case, seconds), id in zip(group.cases, self.site.ids, strict=False):
-            yield Cell(
-                id=id,
-                case=case,
-                host=host,
-                arm=arm,
-                devices=devices,
-                ranks=ranks,
-                process_no=number,
-                block=block,
-                order_in_block=position,
-                estimated_seconds=seconds,
-                visible=visible,
-            )
+            yield Cell(id, case, *place, seconds, *outcome)
 
     def _random(self, label: str) -> random.Random:
         """A generator of its own for each purpose: one host's order never moves another's."""
