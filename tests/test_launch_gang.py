@@ -98,13 +98,6 @@ def test_a_rank_that_raises_is_named(lab: Lab) -> None:
     assert "in _die" in run.log_tail
 
 
-def test_a_rank_that_hangs_is_late(lab: Lab) -> None:
-    (run,) = lab.run(cell("meeting", ranks=2, die=1, how="hang"), seconds=0.0)
-    assert run.reason is not None
-    assert (run.status, run.reason.code) == (Status.TIMEOUT, ReasonCode.DEADLINE)
-    assert "rank 0, 1 gave no result" in run.reason.text
-
-
 def test_a_gang_that_agrees_to_skip_is_skipped_and_goes_on(lab: Lab) -> None:
     skipped, after = lab.run(
         cell("meeting", ranks=2, how="skip"), cell("meeting", ranks=2), seconds=60.0

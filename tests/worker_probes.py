@@ -259,7 +259,7 @@ class Meeting(Base):
     arms: ClassVar[Arms] = Arms.GANG
     die: int = parameter(-1, help="rank that dies")
     die_at: int = parameter(5, help="after so many rounds")
-    how: str = parameter("SIGKILL", help="SIGKILL, raise, hang or skip")
+    how: str = parameter("SIGKILL", help="SIGKILL, raise or skip")
     backend: str = parameter("gloo", help="for the record")
 
     def measure(self, context: WorkerContext) -> Iterator[Reading]:
@@ -303,8 +303,6 @@ class Meeting(Base):
     def _die(self) -> None:
         if self.how == "raise":
             raise ValueError("this rank has had enough")
-        if self.how == "hang":
-            time.sleep(60)
         os.kill(os.getpid(), getattr(signal, self.how))
 
 
