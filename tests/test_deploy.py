@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +105,66 @@ def test_the_crontab_has_five_fields_and_a_user() -> None:
 
 def test_shellcheck_finds_nothing_in_the_slurm_script() -> None:
     run("shellcheck", "deploy/slurm/sweep.sbatch")
+
+
+SLURM = {
+    "scontrol": 'echo "$(hostname -s)"',
+    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
+    "ray": 'case $1 in status) echo " 1 node_a";; *) echo "$@" >ray.args; exec sleep 600;; esac',
+    "topobench": """if [ $1 = check ]; then exit $CHECK; fi
+cp "$3" cluster.yaml; [ $PROBE != waits ] || {
+    sleep 600 & trap "kill $!; exit 143" TERM
+    sleep 0.3; echo $$ >sweep.pid; wait
+}; exit $PROBE""",
+}
+"""What stands in for Slurm, which is not here, and for the programs that its job starts."""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Callable[[str, str], subprocess.Popen[bytes]]:
+    """The batch script on one node, with what ``probe`` and ``check`` end with."""
+    for name, text in SLURM.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TOPOBENCH_BIN": str(tmp_path)}
+    env |= {"SLURM_JOB_NODELIST": "n", "SLURM_JOB_NUM_NODES": "1", "TOPOBENCH_STORE": "x"}
+    script = ("bash", str(DEPLOY / "slurm/sweep.sbatch"))
+    return lambda probe, check: subprocess.Popen(
+        script, cwd=tmp_path, env={**env, "PROBE": probe, "CHECK": check, "TMPDIR": str(tmp_path)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("probe", "check", "code"), [("0", "0", 0), ("1", "0", 1), ("0", "2", 0), ("0", "3", 3)]
+)
+def test_the_slurm_job_ends_as_its_sweep_did_and_takes_ray_away(
+    slurm: Callable[[str, str], subprocess.Popen[bytes]],
+    tmp_path: Path,
+    probe: str,
+    check: str,
+    code: int,
+) -> None:
+    assert slurm(probe, check).wait(timeout=60) == code
+    assert "start --head --port=6379" in (tmp_path / "ray.args").read_text()
+    cluster = yaml.safe_load((tmp_path / "cluster.yaml").read_text())
+    assert cluster["ray"] == {"address": f"{_short_name()}:6379", "require_token": True}
+    assert list(tmp_path.glob("topobench.*")) == [], "its folder is gone"
+
+
+def test_the_slurm_job_tells_its_sweep_of_the_signal_that_comes_before_the_end(
+    slurm: Callable[[str, str], subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    job = slurm("waits", "0")
+    until = time.monotonic() + 60
+    while not (tmp_path / "sweep.pid").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    job.terminate()
+    assert job.wait(timeout=60) == 143
+    assert not Path(f"/proc/{(tmp_path / 'sweep.pid').read_text().strip()}").exists()
+
+
+def _short_name() -> str:
+    return subprocess.check_output(["hostname", "-s"], text=True).strip()
 
 
 def test_promtool_accepts_the_alerts_and_they_fire_when_they_should() -> None:
