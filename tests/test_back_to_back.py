@@ -166,14 +166,20 @@ def test_a_queue_that_ran_dry_ends_the_burst(monkeypatch: pytest.MonkeyPatch) ->
     device = Device(enqueue_seconds=EAGER, run_seconds=PASS)
     found = case(monkeypatch, device)
     slow, enqueue = iter((False,) * 4 + (True,)), device.enqueue
+    busy: list[float] = []
 
     def hiccup(count: int) -> None:
         device.enqueue_seconds = 0.07 if next(slow, False) else EAGER
         enqueue(count)
 
-    found.chain.enqueue = hiccup
+    def sleep(seconds: float) -> None:
+        busy.append(device.free_at - device.now)
+        device.now += seconds
+
+    found.chain.enqueue, found.sampler.sleep = hiccup, sleep
     timed = found.run()
-    assert found.pauses == [PAUSE_SECONDS] * 2
+    assert len(busy) == 2
+    assert max(busy) <= 0, "what was thrown away has ended before the pause"
     assert found.chain.discarded == 1
     assert found.chain.hidden
     assert found.chain.rest_share == 0.0

@@ -109,6 +109,7 @@ class Chain(QueueTimer):
         return None if self.queue.passed(held) else (held, end)
 
     def _miss(self, sampler: Bursts) -> None:
+        self.queue.wait()  # what was thrown away runs all the same, and a pause is rest
         self.discarded += 1
         self._late += 1
         self.hidden = self._late < LATE_MOST
