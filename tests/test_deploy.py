@@ -110,7 +110,8 @@ def test_shellcheck_finds_nothing_in_the_slurm_script() -> None:
 SLURM = {
     "scontrol": 'echo "$(hostname -s)"',
     "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
-    "ray": 'case $1 in status) echo " 1 node_a";; *) echo "$@" >ray.args; exec sleep 600;; esac',
+    "ray": """if [ $1 = start ]; then echo "$@" >ray.args; exec sleep 600; fi
+until [ -s ray.args ]; do sleep 0.05; done; echo ' 1 node_a'""",
     "topobench": """if [ $1 = check ]; then exit $CHECK; fi
 cp "$3" cluster.yaml; [ $PROBE != waits ] || {
     sleep 600 & trap "kill $!; exit 143" TERM
