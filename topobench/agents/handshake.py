@@ -1,8 +1,9 @@
 """
-The first call to a host: what is installed there, before our own code is trusted.
+What is installed on a host, told before our own code there is trusted.
 
-:func:`greet` travels by value and uses the standard library alone, so that it answers on
-a host with no topobench, or with another version of it.
+An agent tells it first of all. Where none does, :func:`greet` travels by value as a task: it
+uses the standard library alone, so that it answers on a host with no topobench, or with
+another version of it.
 """
 
 from __future__ import annotations
