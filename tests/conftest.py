@@ -34,6 +34,9 @@ LONGEST = (
         "test_web.py",
     ),
     *("test_upkeep.py", "test_launch_gang.py", "test_browser.py", "test_lab_guest.py"),
+    *("test_launch.py", "test_launch_life.py", "test_fleet.py", "test_check.py"),
+    *("test_compare.py", "test_probe_collectives.py", "test_probe_all_reduce.py"),
+    *("test_serving.py", "test_import_store.py", "test_queries.py"),
 )
 """Files that take longest, which begin first: a long one at the end would run alone."""
 
