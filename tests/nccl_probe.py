@@ -17,8 +17,10 @@ from typing import ClassVar
 from nccl_logs import made
 from topobench import nccl_graph
 from topobench.errors import ProbeError
+from topobench.probes import so_far
 from topobench.probes.metrics import LATENCY
 from topobench.probes.protocol import Arms, WorkerContext, parameter
+from topobench.probes.timing import Sampler
 from topobench.reading import Metric, Reading, ReasonCode, Summary
 from topobench.rings import Order
 
@@ -77,6 +79,8 @@ class MadeNccl:
                 if self.fault == "error":
                     log.write("\nhere:1:1 [0] init.cc:9 NCCL WARN ring 0 does not loop back\n")
         if self.fault == "error":
+            with so_far.durations(LATENCY.name):
+                Sampler(0.0, 1.0).add(1.0)
             raise ProbeError(ReasonCode.CUDA_ERROR, "NCCL error")
         yield Reading(LATENCY.name, Summary(1, 1.0, 1.0, 1.0, 0.0), (1.0,))
 

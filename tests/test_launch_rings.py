@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import nccl_probe
 from launching import TESTS, Lab, cell, host
 from topobench import nccl_log, rings
 from topobench.agents import nccl_run
@@ -44,11 +45,11 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     found.assert_nothing_left()
 
 
-def launcher(lab: Lab, on: Host) -> Launcher:
+def launcher(lab: Lab, on: Host, **env: str) -> Launcher:
     return Launcher(
         sweep=lab.sweep,
         host=on,
-        env={"PYTHONPATH": str(TESTS)},
+        env={"PYTHONPATH": str(TESTS), **env},
         log_dir=lab.logs,
         limits=Limits(least=20.0, factor=1.0, start=20.0, start_gpu=20.0),
         targets={"madenccl": "nccl_probe:MadeNccl"},
@@ -137,6 +138,17 @@ def test_nccls_own_graph_is_asked_for_once_for_the_same_gpus(lab: Lab) -> None:
     assert launched._dumps[GPUS].channels == 4
 
 
+def test_nccls_own_graph_is_not_the_file_of_the_user(lab: Lab, tmp_path: Path) -> None:
+    """One channel of it would be two; NCCL's own are four."""
+    file = tmp_path / "graph.xml"
+    gpus = "".join(f'<gpu dev="{FIRST + rank:#x}"/>' for rank in range(4))
+    file.write_text(nccl_probe.GRAPHS.format(channels=f"<channel>{gpus}</channel>"))
+    launched = launcher(lab, quad(), NCCL_GRAPH_FILE=str(file))
+    (found,) = launched.run([in_ring("worst")], stop=lab.stop)
+    assert (found.status, found.reason) == (Status.OK, None)
+    assert found.conditions["nccl"]["rings"] == {"0-2-1-3": 4}
+
+
 def test_gpus_that_the_dump_does_not_hold_are_refused_before_the_launch(lab: Lab) -> None:
     made = in_ring("worst")
     other = dataclasses.replace(made.case, params={**made.case.params, "first": 0})
@@ -155,6 +167,17 @@ def test_a_gang_that_cannot_dump_gives_its_reason(lab: Lab) -> None:
     assert "nosuch" in found.reason.text
 
 
+def test_what_a_gang_told_that_cannot_dump_is_not_the_cells(lab: Lab) -> None:
+    """Neither its samples nor the words that they were kept."""
+    (own,) = run(lab, in_ring("auto_ring", fault="error"))
+    assert [r.samples for r in own.readings] == [(1.0,)]
+    assert any(w.startswith("partial: ") for w in own.warnings)
+    (found,) = run(lab, in_ring("worst", fault="error"))
+    assert (found.status, found.readings) == (Status.FAILED, ())
+    assert not any(w.startswith("partial: ") for w in found.warnings)
+
+
+@pytest.mark.parametrize("ring", ["auto", "auto_ring"])
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -168,13 +191,13 @@ def test_a_gang_that_cannot_dump_gives_its_reason(lab: Lab) -> None:
     ],
 )
 def test_a_graph_file_of_the_user_is_checked_before_a_worker_starts(
-    lab: Lab, tmp_path: Path, text: str | None, told: str
+    lab: Lab, tmp_path: Path, text: str | None, told: str, ring: str
 ) -> None:
     """NCCL would fail with an internal error, or silently search by itself."""
     file = tmp_path / "graph.xml"
     if text is not None:
         file.write_text(text)
-    asked = in_ring("auto")
+    asked = in_ring(ring)
     arm = dataclasses.replace(asked.arm, env={"NCCL_GRAPH_FILE": str(file)})
     (found,) = run(lab, dataclasses.replace(asked, arm=arm))
     assert (found.status, found.readings, found.members) == (Status.SKIPPED, (), ())

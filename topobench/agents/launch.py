@@ -211,7 +211,7 @@ class Launcher:
             return self._dumps[cell.devices]
         small = nccl_run.smallest(cell)
         with nccl_run.private_folder(self._log_dir) as folder:
-            variables = {**setting.variables, **nccl_run.dumping(folder)}
+            variables = nccl_run.dumping(setting.variables, folder)
             gang = self._gang = Gang(self.seats(small, range(small.ranks)), variables)
             try:
                 outcome = gang.ready(self.limits.start_up(small), stop) or gang.measure(
@@ -221,7 +221,7 @@ class Launcher:
             finally:
                 gang.end()
             if outcome.status not in MEASURED:
-                return replace(outcome, readings=())
+                return replace(outcome, readings=(), warnings=())  # those of a cell of its own
             self._dumps[cell.devices] = nccl_run.read_dump(folder)
         return self._dumps[cell.devices]
 

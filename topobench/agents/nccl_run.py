@@ -182,9 +182,10 @@ def private_folder(parent: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def dumping(folder: Path) -> dict[str, str]:
-    """Variables with which NCCL searches by itself and tells what it found."""
-    return {**_logging(folder), "NCCL_GRAPH_DUMP_FILE": str(folder / _DUMP)}
+def dumping(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """An environment in which NCCL searches by itself and tells what it found."""
+    own = {key: value for key, value in environment.items() if key != "NCCL_GRAPH_FILE"}
+    return {**own, **_logging(folder), "NCCL_GRAPH_DUMP_FILE": str(folder / _DUMP)}
 
 
 def smallest(cell: Cell) -> Cell:
@@ -237,11 +238,10 @@ def prepare(
     if len(known) < cell.ranks:
         raise ImportFailed("NCCL graph: the NVML index of a GPU is not known")
     cross_nic = environment.get("NCCL_CROSS_NIC") != "0"
-    if cell.arm.ring in (None, rings.AUTO):
-        text = _own_graph(str(given), known, cross_nic=cross_nic)
-        return NcclRun(folder, variables, None, active, text, topology)
     if dump is None:
-        return NcclRun(folder, variables, Asked(devices=known), active, topology=topology)
+        asked = None if cell.arm.ring in (None, rings.AUTO) else Asked(devices=known)
+        text = _own_graph(given, known, cross_nic=cross_nic) if given else ""
+        return NcclRun(folder, variables, asked, active, text, topology)
     matrix = rings.bandwidths(topology, [gpus[key] for key in cell.devices])
     order = rings.order_of(cell.arm.ring or rings.IDENTITY, matrix)
     graphs = _graphs(dump, known, order)
