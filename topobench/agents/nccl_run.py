@@ -239,9 +239,9 @@ def prepare(
         raise ImportFailed("NCCL graph: the NVML index of a GPU is not known")
     cross_nic = environment.get("NCCL_CROSS_NIC") != "0"
     if dump is None:
-        asked = None if cell.arm.ring in (None, rings.AUTO) else Asked(devices=known)
+        rings_alone = None if cell.arm.ring in (None, rings.AUTO) else Asked(devices=known)
         text = _own_graph(given, known, cross_nic=cross_nic) if given else ""
-        return NcclRun(folder, variables, asked, active, text, topology)
+        return NcclRun(folder, variables, rings_alone, active, text, topology)
     matrix = rings.bandwidths(topology, [gpus[key] for key in cell.devices])
     order = rings.order_of(cell.arm.ring or rings.IDENTITY, matrix)
     graphs = _graphs(dump, known, order)
