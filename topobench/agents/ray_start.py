@@ -71,6 +71,12 @@ def _without_idle_services() -> Iterator[None]:
 
 
 _AGENTS = ("--dashboard_agent_command=", "--runtime_env_agent_command=")
+_PORTS = (
+    "METRICS_AGENT_PORT_NAME",
+    "METRICS_EXPORT_PORT_NAME",
+    "DASHBOARD_AGENT_LISTEN_PORT_NAME",
+    "RUNTIME_ENV_AGENT_PORT_NAME",
+)
 _NO_AGENT = "sleep infinity"
 
 
@@ -84,7 +90,7 @@ def _without_agents_of_raylet() -> Iterator[None]:
     ports; -1 says that there is no service, as it does in a Ray without the dashboard.
     """
     services = ray._private.services
-    if not hasattr(ray._raylet, "persist_port"):  # a Ray without such files
+    if not all(hasattr(ray._raylet, name) for name in ("persist_port", *_PORTS)):  # another Ray
         yield
         return
     kept = services.start_ray_process, ray._private.utils.get_dashboard_dependency_error
@@ -106,13 +112,9 @@ def _without_agents_of_raylet() -> Iterator[None]:
 def _with_idle_agents(command: list[str]) -> list[str]:
     """A raylet's command whose agents do nothing; notes that they serve at no port."""
     options = dict(part.split("=", 1) for part in command if part.startswith("--") and "=" in part)
-    for name in (
-        ray._raylet.METRICS_AGENT_PORT_NAME,
-        ray._raylet.METRICS_EXPORT_PORT_NAME,
-        ray._raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME,
-        ray._raylet.RUNTIME_ENV_AGENT_PORT_NAME,
-    ):
-        ray._raylet.persist_port(options["--session_dir"], options["--node_id"], name, -1)
+    for name in _PORTS:
+        port = getattr(ray._raylet, name)
+        ray._raylet.persist_port(options["--session_dir"], options["--node_id"], port, -1)
     agents = {
         part: f"{name}{_NO_AGENT}" for part in command for name in _AGENTS if part.startswith(name)
     }
