@@ -143,7 +143,7 @@ def _arguments(shape: Shape, folder: Path, job: Path) -> list[str]:
     arguments = [_QEMU, "-machine", "q35", "-accel", "tcg", "-cpu", "max"]
     arguments += ["-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio"]
     arguments += ["-kernel", str(kernel), "-initrd", str(initial)]
-    arguments += ["-append", "console=ttyS0 quiet panic=-1"]
+    arguments += ["-append", "console=ttyS0 quiet panic=-1 mitigations=off"]
     shared = (("host", Path("/"), ",readonly=on"), ("job", job, ""))
     for tag, path, more in shared:
         local = f"local,id={tag},path={path},security_model=none,multidevs=remap{more}"

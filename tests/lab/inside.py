@@ -170,12 +170,17 @@ def _children() -> Iterator[int]:
 
 
 def _look(pid: int, seen: dict[str, Any]) -> None:
+    resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+    if int(resident) - int(shared) < _ARRAY_PAGES:  # no array yet; the rest takes CPU time
+        return
     pages: dict[str, int] = {}
     policies = set()
     for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
+        if " anon=" not in line:
+            continue
         _, policy, *fields = line.split()
         values = dict(f.split("=", 1) for f in fields if "=" in f)
-        if "file" in values or int(values.get("anon", 0)) < _ARRAY_PAGES:
+        if "file" in values or int(values["anon"]) < _ARRAY_PAGES:
             continue
         policies.add(policy)
         for name, value in values.items():
