@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import random
 import statistics
 import sys
@@ -419,6 +420,11 @@ def test_gpus_that_are_not_read_say_why(tmp_path: Path) -> None:
     with metered(["GPU-a"], {"PATH": str(tmp_path)}) as meter:
         pass
     assert meter.problem == "there is no nvidia-smi on this host"
+    before = os.listdir("/proc/self/fd")
+    with metered(["GPU-a"], _program(tmp_path, "")) as meter:  # as in a container without a GPU
+        pass
+    assert meter.problem == "nvidia-smi cannot be started: Exec format error"
+    assert os.listdir("/proc/self/fd") == before
     with metered(
         ["GPU-a"], _program(tmp_path, "#!/bin/sh\necho 'No devices were found'\n")
     ) as meter:

@@ -89,12 +89,14 @@ def metered(devices: Sequence[str], env: Mapping[str, str]) -> Iterator[GpuMeter
         return
     argv = [program, "--query-gpu=uuid,power.draw,memory.used", f"--id={','.join(devices)}"]
     argv += ["--format=csv,noheader,nounits", f"--loop-ms={round(PERIOD_SECONDS * 1000)}"]
-    # A program may keep back lines that go to a pipe; to a terminal it writes each at once.
-    terminal, its_end = os.openpty()
-    with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=its_end, stderr=its_end, env=dict(env)
-    ) as process:
-        os.close(its_end)
+    try:
+        process, terminal = _started(argv, env)
+    except OSError as error:
+        meter.problem = f"{PROGRAM} cannot be started: {error.strerror}"
+    if meter.problem is not None:
+        yield meter
+        return
+    with process:
         thread = threading.Thread(target=_read, args=(terminal, meter), daemon=True)
         thread.start()
         try:
@@ -104,6 +106,25 @@ def metered(devices: Sequence[str], env: Mapping[str, str]) -> Iterator[GpuMeter
             thread.join(5.0)
     if not meter.readings and meter.problem is None:
         meter.problem = f"{PROGRAM} told nothing"
+
+
+def _started(argv: Sequence[str], env: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
+    """
+    The program and the terminal that it writes to.
+
+    It may keep back lines that go to a pipe; to a terminal it writes each at once.
+    """
+    terminal, its_end = os.openpty()
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=its_end, stderr=its_end, env=dict(env)
+        )
+    except OSError:
+        os.close(terminal)
+        raise
+    finally:
+        os.close(its_end)
+    return process, terminal
 
 
 def _read(terminal: int, meter: GpuMeter) -> None:
