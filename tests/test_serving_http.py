@@ -96,6 +96,7 @@ class TestFraming:
             (OK + b"Content-Length: -5", "its length is b'-5'"),
             (OK + b"Content-Length: 5, 5", "its length is"),
             (OK + b"Transfer-Encoding: gzip, chunked", "its transfer is coded"),
+            (OK + b"Content-Length: 5\r\nTransfer-Encoding: chunked", "tells a length as well"),
             (OK + b"Content-Encoding: gzip", "content is coded"),
         ],
     )

@@ -63,11 +63,13 @@ class Head:
         if self.status in _NO_BODY:
             return Counted(0)
         transfer = self.headers.get(b"transfer-encoding")
+        length = self.headers.get(b"content-length")
         if transfer is not None:
+            if length is not None:
+                raise BadAnswer("it comes in chunks and tells a length as well")
             if transfer.lower() != b"chunked":
                 raise BadAnswer(f"its transfer is coded ({transfer[:20]!r})")
             return Chunked()
-        length = self.headers.get(b"content-length")
         if length is None:
             return Framing()
         if not _LENGTH.match(length):
