@@ -41,9 +41,9 @@ Call = Callable[[], Any]
 Mark = Callable[[str], Any]
 
 CEILING_SECONDS = 1.5
+"""Length of the measurement of matrix products, of which the second half counts."""
 PASSES_SECONDS = 0.05
 """Passes of a sample on a GPU: single ones of 12 ms vary by 1.1 % there, with its clock."""
-"""Length of the measurement of matrix products, of which the second half counts."""
 CEILING_SIZES = {"cuda": 8192, "cpu": 512}
 LEAST_PASSES = 3
 PASSES = 5
