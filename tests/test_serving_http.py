@@ -106,7 +106,10 @@ class TestFraming:
 
     @pytest.mark.parametrize(
         "data",
-        [b"-5\r\n", b"+5\r\n", b"0x5\r\n", b"1_0\r\n", b"\r\n", b"3\r\nabcd\r\n", b"f" * 5000],
+        [
+            *(b"-5\r\n", b"+5\r\n", b"0x5\r\n", b"1_0\r\n", b"\r\n", b"3\r\nabcd\r\n", b"f" * 5000),
+            b"0\r\n3\r\nabc\r\n0\r\n\r\n",
+        ],
     )
     def test_chunks_that_cannot_be_are_refused(self, data: bytes) -> None:
         with pytest.raises(BadAnswer):

@@ -175,6 +175,9 @@ class Chunked(Framing):
                 raise BadAnswer("a chunk is longer than told")
             self._closing = False
         elif self._last:
+            name, colon, _ = line.partition(b":")
+            if line and not (colon and _NAME.match(name)):
+                raise BadAnswer(f"{line[:40]!r} is no header")
             self.done = not line
         else:
             found = _SIZE.match(line)
