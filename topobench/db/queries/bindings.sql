@@ -19,11 +19,12 @@ WITH RECURSIVE process AS (
         ) AS place,
         count(*) OVER (PARTITION BY s.id, d.metric_id, d.point) AS processes,
         avg(d.median) OVER (PARTITION BY s.id, d.metric_id, d.point) AS mean
-    FROM series s
-    JOIN probe_case pc ON pc.id = s.case_id
-    JOIN run r ON r.series_id = s.id AND r.sweep_id = s.latest_sweep_id
-    JOIN reading d ON d.run_id = r.id
-    WHERE r.status IN ('ok', 'partial') AND d.median IS NOT NULL AND d.rank IS NULL
+    FROM probe_case pc
+    CROSS JOIN series s
+    CROSS JOIN run r
+    CROSS JOIN reading d
+    WHERE s.case_id = pc.id AND r.series_id = s.id AND r.sweep_id = s.latest_sweep_id
+        AND d.run_id = r.id AND r.status IN ('ok', 'partial') AND d.median IS NOT NULL AND d.rank IS NULL
         AND pc.probe LIKE :probe AND s.latest_at >= :since AND s.source LIKE :source
 ), pooled AS (
     SELECT

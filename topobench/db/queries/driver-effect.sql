@@ -17,24 +17,21 @@ WITH asked AS (
     JOIN host h ON h.id = s.host_id
     JOIN cluster cl ON cl.id = h.cluster_id
     WHERE pc.probe LIKE :probe AND cl.name LIKE :cluster AND s.source LIKE :source
-), night AS (
+), ran AS (
     SELECT
-        x.series_id, x.host_id, x.cluster_id, d.metric_id, d.point, e.driver,
-        r.started_unix_seconds AS moment, d.median, d.n
+        x.series_id, x.host_id, x.cluster_id, r.id AS run_id, e.driver,
+        r.started_unix_seconds AS moment
     FROM asked x
     JOIN run r
         ON r.series_id = x.series_id
         AND r.sweep_id >= (SELECT min(id) FROM sweep WHERE started_at >= :since)
     JOIN environment e ON e.id = r.environment_id
-    JOIN reading d ON d.run_id = r.id
-    JOIN metric m ON m.id = d.metric_id
-    WHERE m.name LIKE :metric AND m.better <> 0 AND d.rank IS NULL AND d.median > 0
-        AND r.started_at >= :since AND r.status IN ('ok', 'partial') AND e.driver IS NOT NULL
+    WHERE r.started_at >= :since AND r.status IN ('ok', 'partial') AND e.driver IS NOT NULL
 ), arrived AS (
     SELECT
         cluster_id, host_id, driver, min(moment) AS begins,
         row_number() OVER (PARTITION BY host_id ORDER BY min(moment), driver) AS place
-    FROM night
+    FROM ran
     GROUP BY cluster_id, host_id, driver
 ), rollout AS (
     SELECT cluster_id, driver, min(begins) AS begins
@@ -43,6 +40,16 @@ WITH asked AS (
     GROUP BY cluster_id, driver
 ), kept AS (
     SELECT host_id FROM arrived GROUP BY host_id HAVING count(*) = 1
+), night AS (
+    SELECT
+        ran.series_id, ran.host_id, ran.cluster_id, d.metric_id, d.point, ran.driver, ran.moment,
+        d.median, d.n
+    FROM (SELECT DISTINCT cluster_id FROM rollout) o
+    CROSS JOIN ran
+    CROSS JOIN reading d
+    JOIN metric m ON m.id = d.metric_id
+    WHERE ran.cluster_id = o.cluster_id AND d.run_id = ran.run_id AND m.name LIKE :metric
+        AND m.better <> 0 AND d.rank IS NULL AND d.median > 0
 ), sided AS (
     SELECT
         o.driver AS new_driver, 1 AS changed, n.series_id, n.metric_id, n.point, n.moment,

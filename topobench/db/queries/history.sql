@@ -14,14 +14,14 @@ WITH newest AS (
         cl.name AS cluster, h.name AS host, ds.label AS devices, pc.probe, pc.params,
         a.name AS arm, m.name AS metric, m.unit, s.latest_unix_seconds, s.source, s.synthetic
     FROM night_rollup u
-    JOIN series s ON s.id = u.series_id
+    CROSS JOIN series s
     JOIN host h ON h.id = s.host_id
     JOIN cluster cl ON cl.id = h.cluster_id
     JOIN probe_case pc ON pc.id = s.case_id
     JOIN arm a ON a.id = s.arm_id
     JOIN device_set ds ON ds.id = s.device_set_id
     JOIN metric m ON m.id = u.metric_id
-    WHERE h.name LIKE :host AND pc.probe LIKE :probe AND m.name LIKE :metric
+    WHERE s.id = u.series_id AND u.day > '1970-01-01' AND h.name LIKE :host AND pc.probe LIKE :probe AND m.name LIKE :metric
         AND s.source LIKE :source AND u.median > 0
     ORDER BY u.day DESC, cl.name, h.name, pc.probe, ds.label, pc.params, a.name, m.name, u.point
     LIMIT :limit

@@ -5,27 +5,34 @@
 -- param now moment = now: ages are counted up to here
 -- Time of the runs alone, not of their planning. A host is taken whole while a run of it lasts:
 -- amount is its price for that time, at the price valid when the sweep began.
-WITH spent AS (
+WITH told AS (
     SELECT
-        c.sweep_id, h.sku_id, h.cluster_id, s.source, s.synthetic,
-        count(DISTINCT h.id) AS n_hosts, count(DISTINCT c.id) AS n_cells,
-        count(DISTINCT CASE WHEN c.status IN ('ok', 'partial') THEN c.id END) AS n_measured,
-        count(DISTINCT CASE WHEN c.status IN ('skipped', 'not_applicable') THEN c.id END)
-            AS n_skipped,
-        count(DISTINCT CASE
-            WHEN c.status IN ('failed', 'timeout', 'aborted', 'invalid') THEN c.id
-        END) AS n_failed,
-        count(r.id) AS n, coalesce(sum(r.duration_seconds), 0) AS run_seconds,
-        coalesce(sum(r.duration_seconds * s.n_hosts), 0) / 3600 AS host_hours,
-        coalesce(sum(r.duration_seconds * ds.n_devices), 0) / 3600 AS gpu_hours
+        c.sweep_id, c.series_id, c.status, r.id AS run_id, r.duration_seconds,
+        CASE WHEN r.attempt > 1
+                AND EXISTS (SELECT 1 FROM run e WHERE e.cell_id = c.id AND e.id < r.id)
+            THEN 0 ELSE 1 END AS of_cell
     FROM sweep w
     CROSS JOIN cell c
-    JOIN series s ON s.id = c.series_id
-    JOIN host h ON h.id = s.host_id
-    JOIN device_set ds ON ds.id = s.device_set_id
     LEFT JOIN run r ON r.cell_id = c.id
     WHERE c.sweep_id = w.id AND w.started_at >= :since
-    GROUP BY c.sweep_id, h.sku_id, h.cluster_id, s.source, s.synthetic
+), spent AS (
+    SELECT
+        t.sweep_id, h.sku_id, h.cluster_id, s.source, s.synthetic,
+        count(DISTINCT h.id) AS n_hosts, sum(t.of_cell) AS n_cells,
+        sum(CASE WHEN t.status IN ('ok', 'partial') THEN t.of_cell ELSE 0 END) AS n_measured,
+        sum(CASE WHEN t.status IN ('skipped', 'not_applicable') THEN t.of_cell ELSE 0 END)
+            AS n_skipped,
+        sum(CASE
+            WHEN t.status IN ('failed', 'timeout', 'aborted', 'invalid') THEN t.of_cell ELSE 0
+        END) AS n_failed,
+        count(t.run_id) AS n, coalesce(sum(t.duration_seconds), 0) AS run_seconds,
+        coalesce(sum(t.duration_seconds * s.n_hosts), 0) / 3600 AS host_hours,
+        coalesce(sum(t.duration_seconds * ds.n_devices), 0) / 3600 AS gpu_hours
+    FROM told t
+    JOIN series s ON s.id = t.series_id
+    JOIN host h ON h.id = s.host_id
+    JOIN device_set ds ON ds.id = s.device_set_id
+    GROUP BY t.sweep_id, h.sku_id, h.cluster_id, s.source, s.synthetic
 )
 SELECT
     sw.uuid AS sweep, cl.name AS cluster, k.name AS sku, sw.profile, sw.trigger, sw.status,
