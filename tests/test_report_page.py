@@ -251,6 +251,16 @@ def test_hostile_text_is_shown_as_text() -> None:
     assert b"<img" not in picture
 
 
+def test_what_an_arm_sets_stands_with_its_readings() -> None:
+    busbw = [documents.reading("busbw_bytes_per_second", 3e11)]
+    cells = [
+        documents.cell("all_reduce", busbw, arm=arm, env=env, ranks=2)
+        for arm, env in (("none", {}), ("p2p_off", {"NCCL_P2P_DISABLE": "1"}))
+    ]
+    page = text_of(render_report(Sight(documents.sweep([documents.host()], cells))))
+    assert page.count("NCCL_P2P_DISABLE=1") == 1
+
+
 def test_what_was_not_measured_is_named_with_what_fills_it() -> None:
     page = render_report(Sight(documents.cpu_host_sweep()))
     assert anchors(page)[-2:] == ["missing", "again"]

@@ -6,7 +6,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from topobench.reading import MEASURED
 from topobench.report import figures
+from topobench.report.notes import environments
 from topobench.report.page.parts import Head, Part, Table
 from topobench.report.records import ARM, UNIT, Places, Record, records
 from topobench.units import format_bytes, format_percent
@@ -81,8 +83,9 @@ def every_reading(cells: Sequence[Cell], places: Places) -> Iterator[Part]:
     rows: list[list[str]] = []
     for probe in dict.fromkeys(c["probe"] for c in cells):
         own = [c for c in cells if c["probe"] == probe]
+        set_by = environments([c for c in own if c["status"] in MEASURED]) or {}
         for each_gpu in (False, True):
-            rows += [_row(probe, r) for r in records(own, places, each_gpu=each_gpu)]
+            rows += [_row(probe, r, set_by) for r in records(own, places, each_gpu=each_gpu)]
     if rows:
         yield Table(_HEADS, rows, folded=len(rows) > _MANY_ROWS).limited(_MOST_ROWS)
 
@@ -101,13 +104,15 @@ _HEADS = (
 )
 
 
-def _row(probe: str, record: Record) -> list[str]:
+def _row(probe: str, record: Record, set_by: Mapping[str, str]) -> list[str]:
     at, figure = record.dimensions, record.figure
     case = [
         f"{figures.label(k)} {figures.quantity(k, v)}"
         for k, v in at.items()
         if k not in (ARM, UNIT) and v is not None
     ]
+    if settings := set_by.get(str(at.get(ARM))):
+        case.append(settings)
     return [
         probe,
         ", ".join(case),
