@@ -204,7 +204,8 @@ def test_a_group_that_holds_threads_back_is_seen(small_group: Path) -> None:
     found = json.loads(done.stdout)
     assert found["host"]["quota_cpus"] == pytest.approx(0.2)
     assert found["host"]["counted"]["throttled_seconds"] > 0.1
-    assert codes(found, cell("p")) == {"throttled", "cpu_quota_below_threads"}
+    others_at_work = {"host_busy", "steal"}
+    assert codes(found, cell("p")) - others_at_work == {"throttled", "cpu_quota_below_threads"}
 
 
 COUNT = 24
