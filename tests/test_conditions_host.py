@@ -187,8 +187,8 @@ def test_a_group_that_holds_threads_back_is_seen(small_group: Path) -> None:
         from topobench.agents.conditions.monitor import Monitor
         from watched_gpu import cell
         with Monitor(sweep="s").watch(cell("p")) as found:
-            until = time.monotonic() + 0.5
-            while time.monotonic() < until:
+            until = time.process_time() + 0.15
+            while time.process_time() < until:
                 pass
         print(json.dumps(found))
     """
@@ -204,8 +204,7 @@ def test_a_group_that_holds_threads_back_is_seen(small_group: Path) -> None:
     found = json.loads(done.stdout)
     assert found["host"]["quota_cpus"] == pytest.approx(0.2)
     assert found["host"]["counted"]["throttled_seconds"] > 0.1
-    others_at_work = {"host_busy", "steal"}
-    assert codes(found, cell("p")) - others_at_work == {"throttled", "cpu_quota_below_threads"}
+    assert codes(found, cell("p")) == {"throttled", "cpu_quota_below_threads"}
 
 
 COUNT = 24
