@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -360,6 +361,29 @@ def test_a_run_waits_for_what_brought_the_gpu_to_its_power_limit(
     assert begun > 3
     assert found["monitor"]["settled_seconds"] > 0
     assert ("sw_power_cap" in only(found)["clock_reasons"]) is begun_capped
+    watching.close()
+
+
+def test_a_gpu_that_is_always_capped_is_waited_for_once(monkeypatch: Any) -> None:
+    """Until it was free; every run would cost the whole wait."""
+    monkeypatch.setattr(monitor, "SETTLING_SECONDS", 0.1)
+    capped, slept = [True], list[float]()
+    clock = types.SimpleNamespace(**{**vars(time), "sleep": slept.append})
+    monkeypatch.setattr(monitor, "time", clock)
+    watched = Watched(DeviceGetCurrentClocksEventReasons=lambda: 0x4 if capped[0] else 0)
+    watching = Monitor(sweep=SWEEP, session=watched.session)
+
+    def waited() -> bool:
+        slept.clear()
+        with watching.watch(cell("p", watched.uuid)):
+            pass
+        return bool(slept)
+
+    assert [waited(), waited()] == [True, False]
+    capped[0] = False
+    assert not waited()
+    capped[0] = True
+    assert waited()
     watching.close()
 
 

@@ -61,6 +61,7 @@ class Monitor:
         self._period = period_seconds
         self._tree = Tree.open(root)
         self._readers: dict[str, tuple[GpuReader, GpuUsers]] = {}
+        self._in_vain: set[str] = set()
         self.settings = host_settings(self._tree)
 
     @contextlib.contextmanager
@@ -114,11 +115,16 @@ class Monitor:
             if device not in self._readers:
                 self._readers[device] = (self._session.gpu(device), GpuUsers(self._sweep))
             watches[device] = GpuWatch(*self._readers[device])
-        return _Sampler(self._session, watches, self._period, _elsewhere(cell))
+        return _Sampler(self._session, watches, self._period, _elsewhere(cell), self._in_vain)
 
 
 class _Sampler:
-    """The thread that reads GPUs, from just before a run until just after it."""
+    """
+    The thread that reads GPUs, from just before a run until just after it.
+
+    Args:
+        in_vain: GPUs that were waited for in vain, kept between runs.
+    """
 
     def __init__(
         self,
@@ -126,11 +132,13 @@ class _Sampler:
         watches: Mapping[str, GpuWatch],
         period: float,
         cpus: Sequence[int],
+        in_vain: set[str],
     ) -> None:
         self._session = session
         self._watches = watches
         self._period = period
         self._cpus = cpus
+        self._in_vain = in_vain
         self._ready = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="conditions", daemon=True)
@@ -194,14 +202,20 @@ class _Sampler:
         """
         Wait until no GPU is slowed by what ran there before.
 
-        The driver lets the clocks go only some tenths of a second after the load has ended.
+        The driver lets the clocks go only some tenths of a second after the load has ended. One
+        that never does would cost every run the whole wait: it is left until it was seen free.
         """
         began = time.monotonic()
-        while any(watch.is_power_capped() for watch in self._watches.values()):
+        while (capped := self._capped()) - self._in_vain:
             if time.monotonic() - began > SETTLING_SECONDS:
+                self._in_vain |= capped
                 break
             time.sleep(_LOOK_SECONDS)
+        self._in_vain -= self._watches.keys() - capped
         self._settled_seconds = time.monotonic() - began
+
+    def _capped(self) -> set[str]:
+        return {device for device, watch in self._watches.items() if watch.is_power_capped()}
 
     def _sample(self) -> None:
         spent = time.thread_time()
