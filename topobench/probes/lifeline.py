@@ -8,12 +8,14 @@ thread, because native code may hold the interpreter's lock for minutes, and bec
 somebody must end the children of a worker that was killed.
 
 A guard that is killed itself is noticed at once: it alone holds a pipe of the launcher's,
-which then ends the worker.
+which then ends the worker. A worker that leaves in good order takes its guard along: a container
+whose first process reaps nothing would keep each as a zombie.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -27,6 +29,7 @@ from topobench.processes import Family
 
 _DEADLINE = struct.Struct("d")
 _LOOK_SECONDS = 0.5
+_FAREWELL_SECONDS = 1.0
 _LONGEST_SECONDS = 3600.0  # poll takes no more than 24 days
 
 SLACK_SECONDS = 5.0
@@ -36,8 +39,9 @@ SLACK_SECONDS = 5.0
 class Lifeline:
     """The worker's end: tells the guard how long the worker may go on."""
 
-    def __init__(self, pipe: int) -> None:
+    def __init__(self, pipe: int, guard: int) -> None:
         self._pipe = pipe
+        self._guard = guard
 
     def allow(self, seconds: float) -> None:
         """
@@ -50,6 +54,14 @@ class Lifeline:
             os.write(self._pipe, _DEADLINE.pack(time.monotonic() + seconds))
         except BrokenPipeError:
             raise SystemExit(processes.UNGUARDED) from None
+
+    def end(self) -> None:
+        """The guard leaves: call it last, with nothing running any more."""
+        with contextlib.suppress(OSError):  # it is gone already
+            os.write(self._pipe, _DEADLINE.pack(math.nan))
+            until = time.monotonic() + _FAREWELL_SECONDS
+            while os.waitpid(self._guard, os.WNOHANG) == (0, 0) and time.monotonic() < until:
+                time.sleep(0.001)
 
 
 def start(launcher: int, token: str, held: int) -> Lifeline:
@@ -71,14 +83,14 @@ def start(launcher: int, token: str, held: int) -> Lifeline:
     this = processes.find(os.getpid())
     family = Family(os.getpid(), token, this.start if this else 0)
     read_end, write_end = os.pipe()
-    if os.fork() == 0:
+    if (guard := os.fork()) == 0:
         try:
             _guard(family, read_end, held)
         finally:
             os._exit(0)
     os.close(read_end)
     os.close(held)
-    return Lifeline(write_end)
+    return Lifeline(write_end, guard)
 
 
 def _guard(family: Family, deadlines: int, held: int) -> NoReturn:
@@ -99,6 +111,8 @@ def _guard(family: Family, deadlines: int, held: int) -> NoReturn:
         if ready.get(deadlines, 0) & select.POLLIN:
             data = os.read(deadlines, _DEADLINE.size * 256)
             (deadline,) = _DEADLINE.unpack(data[-_DEADLINE.size :])
+            if math.isnan(deadline):
+                os._exit(0)
         elif deadlines in ready:
             poller.unregister(deadlines)
     processes.end(lambda: processes.members([family]), grace_seconds=0)

@@ -313,6 +313,7 @@ def main(arguments: list[str]) -> None:
         gc.set_threshold(20_000, 20, 100)
         faulthandler.enable()
         Worker(channel, line, channel.receive()).run()
+        line.end()
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
