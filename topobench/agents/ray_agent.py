@@ -52,6 +52,8 @@ STREAM_SECONDS = 20.0
 """Longest wait for what a host streams, once it has answered."""
 DESCRIBE_SECONDS = 180.0
 """Longest wait for a host's first answer; a cold torch import on a GPU host takes 60 s."""
+TASK_SECONDS = 60.0
+"""Longest wait for hosts without an agent to say why."""
 
 
 class HostAgent:
@@ -481,12 +483,13 @@ def _greet(actors: Sequence[tuple[Target, Any]]) -> tuple[list[Failure], list[st
     ours = handshake.greet()
     sent = time.time()
     waiting = [(t, actor, actor.greet.remote()) for t, actor in actors]
-    failures, notes = [], []
+    until = time.monotonic() + DESCRIBE_SECONDS
+    failures, notes, silent = [], [], []
     for target, actor, answer in waiting:
         try:
-            theirs = ray.get(answer, timeout=DESCRIBE_SECONDS)
+            theirs = _in_time(answer, until)
         except RayError as error:
-            failures.append(_why_silent(target, ours, error))
+            silent.append((target, error))
         else:
             if theirs["source_digest"] == ours["source_digest"]:
                 if note := clock_note(target.name, theirs["unix_seconds"], sent, time.time()):
@@ -494,21 +497,34 @@ def _greet(actors: Sequence[tuple[Target, Any]]) -> tuple[list[Failure], list[st
                 continue
             failures.append(Failure(target.address, difference(target, ours, theirs)))
         ray.kill(actor)
-    return failures, notes
+    return [*failures, *_why_silent(silent, ours)], notes
 
 
-def _why_silent(target: Target, ours: Mapping[str, Any], error: RayError) -> Failure:
+def _why_silent(
+    silent: Sequence[tuple[Target, RayError]], ours: Mapping[str, Any]
+) -> Iterator[Failure]:
     """Why there is no agent: mostly another topobench or none, which a task without it tells."""
+    if not silent:
+        return
     ray.cloudpickle.register_pickle_by_value(handshake)
     task = ray.remote(num_cpus=0, max_retries=0)(handshake.greet)
-    try:
-        theirs = ray.get(task.options(scheduling_strategy=_on(target)).remote(), timeout=60)
-    except RayError as second:
-        error = second
-    else:
-        if theirs["source_digest"] != ours["source_digest"]:
-            return Failure(target.address, difference(target, ours, theirs))
-    return Failure(target.address, f"no answer from {target.name}: {_text(error)}")
+    waiting = [(t, e, task.options(scheduling_strategy=_on(t)).remote()) for t, e in silent]
+    until = time.monotonic() + TASK_SECONDS
+    for target, error, answer in waiting:
+        try:
+            theirs = _in_time(answer, until)
+        except RayError as second:
+            error = second
+        else:
+            if theirs["source_digest"] != ours["source_digest"]:
+                yield Failure(target.address, difference(target, ours, theirs))
+                continue
+        yield Failure(target.address, f"no answer from {target.name}: {_text(error)}")
+
+
+def _in_time(answer: Any, until: float) -> Any:
+    """What was answered; hosts are waited for together, so that many silent ones cost one wait."""
+    return ray.get(answer, timeout=max(0.0, until - time.monotonic()))
 
 
 def _with_unique_keys(agents: list[RayAgent]) -> list[RayAgent]:
