@@ -14,7 +14,7 @@ from typing import Any, Self
 from topobench.probes.timing import BURST_SECONDS, Bursts, Enqueue, Queue, QueueTimer
 
 LATE_MOST = 3
-"""Samples enqueued too late, after which each gets a spin of its own."""
+"""Samples in a row enqueued too late, after which each gets a spin of its own."""
 
 Ends = tuple[Any, Any]
 """The marks between which a sample runs."""
@@ -81,6 +81,8 @@ class Chain(QueueTimer):
             self._ahead = self._behind(end)
             if self._ahead is None:
                 self._miss(sampler)
+            else:
+                self._late = 0
         self.queue.reach(end)
         self._seconds = self.queue.between(start, end)
         if not alone:
