@@ -129,7 +129,7 @@ SELECT
     max(measured_at) AS measured_at, max(measured_unix_seconds) AS measured_unix_seconds,
     source, synthetic
 FROM v_latest
-WHERE probe = 'prefill' AND rank IS NULL AND point = '{{}}'
+WHERE probe = 'prefill' AND coalesce(rank, -1) < 0 AND point = '{{}}'
 GROUP BY
     {_PREFILL_KEY},
     source, synthetic

@@ -19,7 +19,7 @@ WITH per_host AS (
     FROM v_latest v
     JOIN series s ON s.id = v.series_id
     JOIN host h ON h.id = s.host_id
-    WHERE v.better <> 0 AND v.metric <> 'locality_ratio' AND v.rank IS NULL
+    WHERE v.better <> 0 AND v.metric <> 'locality_ratio' AND coalesce(v.rank, -1) < 0
         AND v.topology_class_id IS NOT NULL AND v.median > 0 AND v.measured_at >= :since
         AND v.probe LIKE :probe AND v.source LIKE :source
         AND (h.batch = :reference OR h.batch LIKE :batch)

@@ -17,7 +17,7 @@ WITH rated AS (
                 cluster, host_key, devices, direction, memory, arm, metric, source, synthetic
         ) AS peak
     FROM v_latest v
-    WHERE probe = 'host_to_device' AND unit = 'B/s' AND rank IS NULL AND n_ranks = 1
+    WHERE probe = 'host_to_device' AND unit = 'B/s' AND coalesce(rank, -1) < 0 AND n_ranks = 1
         AND measured_at >= :since AND cluster LIKE :cluster AND direction LIKE :direction
         AND source LIKE :source
 ), reached AS (

@@ -11,7 +11,7 @@ WITH measured AS (
     SELECT
         v.*, CASE WHEN better = 1 THEN median / ceiling ELSE ceiling / median END AS share
     FROM v_latest v
-    WHERE ceiling > 0 AND median > 0 AND better <> 0 AND rank IS NULL
+    WHERE ceiling > 0 AND median > 0 AND better <> 0 AND coalesce(rank, -1) < 0
         AND measured_at >= :since AND cluster LIKE :cluster AND probe LIKE :probe
         AND source LIKE :source
 ), best AS (

@@ -9,7 +9,7 @@
 -- Both figures are of the same runs; of a served model, answer tokens, at the load in params. The ends of tokens_per_joule take both intervals at once.
 -- The price is power_kwh alone, of the cluster's own or of everywhere, at the watts measured.
 WITH power AS (
-    SELECT * FROM v_latest WHERE metric = 'power_watts' AND rank IS NULL AND median > 0
+    SELECT * FROM v_latest WHERE metric = 'power_watts' AND coalesce(rank, -1) < 0 AND median > 0
 ), kwh AS (
     SELECT
         cl.name AS cluster, k.name AS sku, p.currency, p.amount,
@@ -40,7 +40,7 @@ SELECT
 FROM v_latest t
 JOIN power w ON w.series_id = t.series_id AND w.sweep = t.sweep AND w.point = t.point
 LEFT JOIN kwh k ON k.cluster = t.cluster AND k.sku = t.sku AND k.choice = 1
-WHERE t.metric IN ('tokens_per_second', 'output_tokens_per_second') AND t.rank IS NULL AND t.median > 0
+WHERE t.metric IN ('tokens_per_second', 'output_tokens_per_second') AND coalesce(t.rank, -1) < 0 AND t.median > 0
     AND t.probe LIKE :probe AND t.cluster LIKE :cluster AND t.source LIKE :source
     AND t.measured_at >= :since
 ORDER BY t.cluster, t.host, t.devices, t.probe, t.params, t.arm, t.point, k.currency

@@ -22,7 +22,7 @@ WITH loads AS (
             AS transfer_bytes_per_second,
         min(measured_unix_seconds) AS oldest
     FROM v_latest
-    WHERE probe = 'weight_load' AND rank IS NULL AND measured_at >= :since
+    WHERE probe = 'weight_load' AND coalesce(rank, -1) < 0 AND measured_at >= :since
         AND cluster LIKE :cluster AND host LIKE :host AND source LIKE :source
     GROUP BY
         cluster, host, host_key, devices, arm, params, point, bytes, sweep, source, synthetic

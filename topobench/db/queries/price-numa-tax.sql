@@ -10,7 +10,7 @@
 -- on this case. Arms that compare an environment are none of these: query env-gain.
 WITH priced AS (
     SELECT * FROM v_price_performance
-    WHERE better <> 0 AND metric <> 'locality_ratio' AND rank IS NULL AND median > 0
+    WHERE better <> 0 AND metric <> 'locality_ratio' AND coalesce(rank, -1) < 0 AND median > 0
         AND arm NOT LIKE '%+%'
         AND cluster LIKE :cluster AND probe LIKE :probe
         AND price_from <= :at AND (price_to IS NULL OR price_to > :at)

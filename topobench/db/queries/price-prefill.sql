@@ -17,7 +17,7 @@ SELECT
     ci_level, n_processes, n, params, point,
     :now - measured_unix_seconds AS age_seconds, sweep, source, synthetic
 FROM v_price_performance
-WHERE probe = 'prefill' AND metric = 'tokens_per_second' AND rank IS NULL
+WHERE probe = 'prefill' AND metric = 'tokens_per_second' AND coalesce(rank, -1) < 0
     AND (:seq_len = 0 OR seq_len = :seq_len) AND (model IS NULL OR model LIKE :model)
     AND cluster LIKE :cluster AND source LIKE :source
     AND price_from <= :at AND (price_to IS NULL OR price_to > :at) AND measured_at >= :since

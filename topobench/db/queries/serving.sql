@@ -12,7 +12,7 @@
 WITH measured AS (
     SELECT v.*
     FROM v_latest v
-    WHERE probe = 'serving' AND rank IS NULL AND measured_at >= :since
+    WHERE probe = 'serving' AND coalesce(rank, -1) < 0 AND measured_at >= :since
         AND cluster LIKE :cluster AND host LIKE :host AND backend LIKE :server
         AND source LIKE :source
 ), tails AS (

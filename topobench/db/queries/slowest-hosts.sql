@@ -17,7 +17,7 @@ WITH per_host AS (
     FROM v_latest
     WHERE measured_at >= :since AND cluster LIKE :cluster AND probe LIKE :probe
         AND metric LIKE :metric AND metric <> 'locality_ratio' AND better <> 0
-        AND rank IS NULL AND sku IS NOT NULL
+        AND coalesce(rank, -1) < 0 AND sku IS NOT NULL
         AND source LIKE :source
     GROUP BY
         cluster, sku, host, host_key, case_id, probe, params, arm, n_devices, n_ranks, metric,

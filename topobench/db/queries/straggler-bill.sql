@@ -22,7 +22,7 @@ WITH RECURSIVE per_host AS (
         avg(CASE WHEN better = 1 THEN median WHEN median > 0 THEN 1 / median END) AS speed,
         sum(n) AS n, min(measured_unix_seconds) AS oldest
     FROM v_latest
-    WHERE better <> 0 AND metric <> 'locality_ratio' AND rank IS NULL AND n_hosts = 1
+    WHERE better <> 0 AND metric <> 'locality_ratio' AND coalesce(rank, -1) < 0 AND n_hosts = 1
         AND sku IS NOT NULL AND measured_at >= :since AND cluster LIKE :cluster
         AND probe LIKE :probe AND metric LIKE :metric AND source LIKE :source
     GROUP BY
