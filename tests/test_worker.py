@@ -170,6 +170,21 @@ class TestProtocol:
             assert len(worker.family()) == 4, "worker, guard, child and grandchild"
             assert worker.holders() == [worker.process.pid]
 
+    def test_what_a_probe_left_behind_ends_with_the_worker_that_leaves(self) -> None:
+        with conversation() as worker:
+            worker.spec()
+            worker.hear()
+            worker.go("sleeper", how="family", seconds=1.0)
+            while worker.hear()["type"] != "end":
+                pass
+            until = time.monotonic() + 10.0
+            while len(worker.family()) < 4 and time.monotonic() < until:
+                time.sleep(0.05)
+            assert len(worker.family()) == 4, "worker, guard, child and grandchild"
+            worker.say("bye")
+            assert worker.process.wait(10) == 0
+            assert worker.family() == []
+
     def test_a_wrong_launcher_is_none(self) -> None:
         """It died before the worker came up, so nobody holds the life line."""
         with conversation(launcher=1) as worker:

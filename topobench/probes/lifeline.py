@@ -25,7 +25,7 @@ from collections.abc import Collection
 from typing import NoReturn
 
 from topobench import processes
-from topobench.processes import Family
+from topobench.processes import Family, Process
 
 _DEADLINE = struct.Struct("d")
 _LOOK_SECONDS = 0.5
@@ -112,10 +112,19 @@ def _guard(family: Family, deadlines: int, held: int) -> NoReturn:
             data = os.read(deadlines, _DEADLINE.size * 256)
             (deadline,) = _DEADLINE.unpack(data[-_DEADLINE.size :])
             if math.isnan(deadline):
-                os._exit(0)
+                _end(family, but=family.leader)
         elif deadlines in ready:
             poller.unregister(deadlines)
-    processes.end(lambda: processes.members([family]), grace_seconds=0)
+    _end(family)
+
+
+def _end(family: Family, but: int | None = None) -> NoReturn:
+    """End what is left of the worker's family, and this process."""
+
+    def alive() -> list[Process]:
+        return [p for p in processes.members([family]) if p.pid != but]
+
+    processes.end(alive, grace_seconds=0)
     os._exit(0)
 
 
