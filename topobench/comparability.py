@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from topobench import env_arms
 from topobench.measured import VERSIONS, Value
 from topobench.reading import Scalar
 
@@ -155,7 +156,7 @@ def _definitions(side: Iterable[Value]) -> dict[tuple[str, ...], set[str]]:
 
 
 def _settings(value: Value) -> str:
-    return " ".join(f"{k}={v}" for k, v in sorted(value.subject.env.items()))
+    return env_arms.text_of(value.subject.env)
 
 
 def _convention(value: Value) -> str | None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from topobench import env_arms
 from topobench.config_fields import (
     Fields,
     Parsers,
@@ -157,7 +158,7 @@ def _environments(fields: Fields, node: Node, key: str) -> tuple[dict[str, str],
 
 
 def _env_text(env: Mapping[str, str]) -> str:
-    return " ".join(f"{k}={v}" for k, v in sorted(env.items())) or "{}"
+    return env_arms.text_of(env) or "{}"
 
 
 def _metrics(fields: Fields, node: Node, key: str) -> tuple[CommandMetric, ...]:

@@ -81,6 +81,11 @@ def changes_speed(variable: str) -> bool:
     return variable.startswith(_PERFORMANCE_PREFIXES) and not _LABELS.search(variable)
 
 
+def text_of(env: Mapping[str, str]) -> str:
+    """``A=1 B=2``, in the order of the names; empty without variables."""
+    return " ".join(f"{key}={value}" for key, value in sorted(env.items()))
+
+
 def forbidding(*environments: Mapping[str, str]) -> dict[str, str]:
     """Switches by which an administrator forbids multicast; nothing overrides them."""
     return {

@@ -58,10 +58,7 @@ def require(
 def occupants(topology: Topology, session: Session, idle: Idle, *, sweep: str) -> list[str]:
     """What keeps this host from being idle, one line each."""
     found = [
-        line
-        for gpu in topology.gpus
-        if gpu.uuid and not gpu.is_slice and gpu.state != "lost"
-        for line in _of_gpu(session.gpu(gpu.uuid), gpu.uuid, sweep)
+        line for _, uuid in _answering(topology) for line in _of_gpu(session.gpu(uuid), uuid, sweep)
     ]
     return [*found, *_load(idle)]
 
@@ -69,12 +66,18 @@ def occupants(topology: Topology, session: Session, idle: Idle, *, sweep: str) -
 def occupied(topology: Topology, session: Session, *, sweep: str) -> dict[str, str]:
     """Key of each GPU on which a program of somebody else computes -> which one."""
     found = {}
+    for key, uuid in _answering(topology):
+        running = session.gpu(uuid).processes() or []
+        if told := list(_strangers(running, uuid, sweep)):
+            found[key] = "; ".join(told)
+    return found
+
+
+def _answering(topology: Topology) -> Iterator[tuple[str, str]]:
+    """Key and UUID of the whole GPUs that the driver can be asked about."""
     for gpu in topology.gpus:
         if gpu.uuid and not gpu.is_slice and gpu.state != "lost":
-            running = session.gpu(gpu.uuid).processes() or []
-            if told := list(_strangers(running, gpu.uuid, sweep)):
-                found[gpu.key] = "; ".join(told)
-    return found
+            yield gpu.key, gpu.uuid
 
 
 def _strangers(running: Sequence[GpuProcess], name: str, sweep: str) -> Iterator[str]:

@@ -230,7 +230,8 @@ def prepare(
     variables = _logging(folder)
     active = any(nic.rdma and nic.state == "active" for nic in topology.nics)
     given = environment.get("NCCL_GRAPH_FILE")
-    if cell.arm.ring in (None, rings.AUTO) and not given:
+    free = cell.arm.ring in (None, rings.AUTO)
+    if free and not given:
         return NcclRun(folder, variables, None, active, topology=topology)
     gpus = {gpu.key: gpu for gpu in topology.gpus}
     devices = tuple(gpus[key].index if key in gpus else None for key in cell.devices)
@@ -239,7 +240,7 @@ def prepare(
         raise ImportFailed("NCCL graph: the NVML index of a GPU is not known")
     cross_nic = environment.get("NCCL_CROSS_NIC") != "0"
     if dump is None:
-        rings_alone = None if cell.arm.ring in (None, rings.AUTO) else Asked(devices=known)
+        rings_alone = None if free else Asked(devices=known)
         text = _own_graph(given, known, cross_nic=cross_nic) if given else ""
         return NcclRun(folder, variables, rings_alone, active, text, topology)
     matrix = rings.bandwidths(topology, [gpus[key] for key in cell.devices])

@@ -59,15 +59,14 @@ def collectives_section(cells: Sequence[Cell], places: Places) -> Iterator[Rende
             yield Text("")
         yield Prose(facts.title, style="bold")
         yield Prose(facts.lead)
+        columns = [Column(title, number=is_number) for title, is_number in facts.heads]
         same = _same(facts)
         if same:
-            told = (f"{_one_line(facts.heads[i][0])} {facts.rows[0][i]}" for i in same)
+            told = (f"{columns[i].name} {facts.rows[0][i]}" for i in same)
             yield Prose(f"all: {', '.join(told)}")
-        kept = [i for i in range(len(facts.heads)) if i not in same]
-        columns = [
-            Column(title, number=number) for title, number in map(facts.heads.__getitem__, kept)
-        ]
-        yield Sheet(columns, [[row[i] for i in kept] for row in facts.rows[:MANY_ROWS]])
+        kept = [i for i in range(len(columns)) if i not in same]
+        rows = [[row[i] for i in kept] for row in facts.rows[:MANY_ROWS]]
+        yield Sheet([columns[i] for i in kept], rows)
         if (left := len(facts.rows) - MANY_ROWS) > 0:
             where = f"; query {facts.query} has them all" if facts.query else ""
             yield Prose(f"{left} more rows{where}")
@@ -79,10 +78,6 @@ def _same(facts: Facts) -> list[int]:
         return []
     words = [i for i, (_, is_number) in enumerate(facts.heads) if not is_number]
     return [i for i in words if len({row[i] for row in facts.rows}) == 1]
-
-
-def _one_line(title: str) -> str:
-    return title.replace("\n", " ")
 
 
 def gang_facts(cells: Sequence[Cell], places: Places) -> Iterator[Facts]:

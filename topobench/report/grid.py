@@ -15,7 +15,7 @@ from topobench.reading import Scalar
 from topobench.report import figures
 from topobench.report.records import ARM, TITLES, UNIT, Figure, Key, Record
 from topobench.report.safe import clean
-from topobench.report.sheet import Column, Sheet
+from topobench.report.sheet import Column, Sheet, folded
 from topobench.units import format_percent
 
 _ORDER = ("none", "local", "remote", "spread", "auto", "auto_ring", "identity", "best", "worst")
@@ -191,15 +191,8 @@ def dimension_columns(
 
 def _over(title: str, texts: Sequence[str]) -> str:
     """A title in as many lines as keep it from being wider than what stands below."""
-    words = title.split(" ")
-    room = max(map(cell_len, [*words, *texts]))
-    lines = [words[0]]
-    for word in words[1:]:
-        if cell_len(lines[-1]) + 1 + cell_len(word) <= room:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return "\n".join(lines)
+    room = max(map(cell_len, [*title.split(" "), *texts]))
+    return "\n".join(folded(title, room))
 
 
 def in_order(rows: Iterable[Key]) -> list[Key]:

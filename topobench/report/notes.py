@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from topobench import env_arms
 from topobench.reading import MEASURED
 from topobench.report.figures import label
 from topobench.report.safe import clean
@@ -49,7 +50,7 @@ def environments(cells: Sequence[Cell]) -> dict[str, str] | None:
 
     A name without variables and the same one with some are two meanings, too.
     """
-    found = {(c["arm"], " ".join(f"{k}={v}" for k, v in sorted(c["env"].items()))) for c in cells}
+    found = {(c["arm"], env_arms.text_of(c["env"])) for c in cells}
     if len({arm for arm, _ in found}) < len(found):
         return None
     return {arm: text for arm, text in found if text}

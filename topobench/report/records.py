@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from topobench import stats
+from topobench import env_arms, stats
 from topobench.reading import MEASURED, CiLevel, MemoryPolicy, Scalar
 from topobench.report.notes import PROOFS, environments
 from topobench.report.safe import clean
@@ -166,7 +166,7 @@ def records(
     for cell in measured:
         fixed = _dimensions(cell, matrix, places)
         if cell["env"] and not named:
-            fixed["env"] = " ".join(f"{k}={v}" for k, v in sorted(cell["env"].items()))
+            fixed["env"] = env_arms.text_of(cell["env"])
         for reading in (_of_gpus if each_gpu else _totals)(cell["readings"]):
             place = {**reading["point"], **fixed}
             points[reading["metric"]] = tuple(reading["point"])

@@ -36,6 +36,11 @@ class Column:
     number: bool = False
     style: str = ""
 
+    @property
+    def name(self) -> str:
+        """The title in one line."""
+        return " ".join(self.title.split("\n")).strip()
+
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
@@ -110,7 +115,7 @@ class Sheet:
 
     def _row(self, row: Sequence[str], widths: Sequence[int], style: str) -> Iterator[Text]:
         wrapped = [
-            [value] if c.number else _wrap(value, w)
+            [value] if c.number else folded(value, w)
             for value, w, c in zip(row, widths, self.columns, strict=True)
         ]
         for level in range(max(map(len, wrapped))):
@@ -131,9 +136,8 @@ class Sheet:
             style = self.row_styles[number] if self.row_styles else ""
             lead = "- "
             for column, value in zip(self.columns, row, strict=True):
-                name = " ".join(column.title.split("\n")).strip()
-                field = f"{name}: {value.strip()}" if name else value.strip()
-                for line in [field] if column.number else _wrap(field, room):
+                field = f"{column.name}: {value.strip()}" if column.name else value.strip()
+                for line in [field] if column.number else folded(field, room):
                     if value.strip():
                         yield Text(" " * self.indent + lead + line, style=style)
                         lead = "  "
@@ -155,7 +159,7 @@ class Prose:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lines for the width at hand."""
-        for line in _wrap(self.text, max(1, options.max_width - self.indent)):
+        for line in folded(self.text, max(1, options.max_width - self.indent)):
             yield Text(" " * self.indent + line, style=self.style)
 
 
@@ -176,7 +180,7 @@ def _pad(value: str, width: int, right: bool) -> str:
     return space + value if right else value + space
 
 
-def _wrap(value: str, width: int) -> list[str]:
+def folded(value: str, width: int) -> list[str]:
     """Lines of at most ``width`` terminal columns, broken at spaces where possible."""
     if cell_len(value) <= width:
         return [value]
