@@ -99,7 +99,7 @@ class CollectiveTables:
                 gangs.setdefault(tuple(fixed.items()), []).append(record)
         for shared, found in gangs.items():
             told = [Record(r.metric, dict(shared), r.figure) for r in found]
-            yield constants(told), _sheet(self.plain.name, found, halves)
+            yield ", ".join(constants(told)), _sheet(self.plain.name, found, halves)
 
 
 def _place(op: str, params: Mapping[str, Any]) -> str:

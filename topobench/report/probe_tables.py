@@ -40,16 +40,19 @@ class ProbeTables:
     notes: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """A caption with what is equal everywhere, then the sheets."""
+        """A caption with what is equal everywhere, then the sheets, each with what is in it."""
         yield Text(clean(self.name), style="bold")
-        if common := constants(self.records):
-            yield Prose(common)
+        common = constants(self.records)
+        if common:
+            yield Prose(", ".join(common))
         for note in self.notes:
             yield Prose(note)
         labels = figures.metric_labels(dict.fromkeys(r.metric for r in self.records))
         for number, family in enumerate(families(self.records)):
             if number:
                 yield Text("")
+            if own := [told for told in constants(family) if told not in common]:
+                yield Prose(", ".join(own))
             yield from self._tables(family, labels, options.max_width)
 
     def _tables(
@@ -127,8 +130,8 @@ def _title(number: int, text: str) -> Text:
     return Text(("\n" if number else "") + f"  {text}")
 
 
-def constants(records: Sequence[Record]) -> str:
-    """The dimensions with one known value in all records: ``dtype float32, 2 ranks``."""
+def constants(records: Sequence[Record]) -> list[str]:
+    """The dimensions with one known value in all records: ``dtype float32``, ``2 ranks``."""
     shown = []
     for name in _names(records):
         values = {r.dimensions.get(name) for r in records}
@@ -141,7 +144,7 @@ def constants(records: Sequence[Record]) -> str:
             shown.append(str(value).replace("mem", MEMORY_NODE))
         else:
             shown.append(f"{figures.label(name)} {figures.quantity(name, value)}")
-    return ", ".join(shown)
+    return shown
 
 
 def families(records: Sequence[Record]) -> list[list[Record]]:

@@ -60,7 +60,7 @@ class ServingTables:
         """A caption, a row for each window, and what searches found."""
         yield Text(PROBE, style="bold")
         if common := constants(self.records):
-            yield Prose(common)
+            yield Prose(", ".join(common))
         for note in self.notes:
             yield Prose(note)
         yield from served(self.cells, self.places)
