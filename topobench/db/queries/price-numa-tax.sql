@@ -15,29 +15,33 @@ WITH priced AS (
         AND cluster LIKE :cluster AND probe LIKE :probe
         AND price_from <= :at AND (price_to IS NULL OR price_to > :at)
         AND measured_at >= :since
-), local AS (
-    SELECT * FROM priced WHERE binding = 'local'
+), beside AS (
+    SELECT
+        priced.*,
+        max(CASE WHEN binding = 'local' THEN median END) OVER alike AS local_median,
+        max(CASE WHEN binding = 'local' THEN ci_lo END) OVER alike AS local_ci_lo,
+        max(CASE WHEN binding = 'local' THEN ci_hi END) OVER alike AS local_ci_hi,
+        max(CASE WHEN binding = 'local' THEN n END) OVER alike AS local_n
+    FROM priced
+    WINDOW alike AS (
+        PARTITION BY
+            cluster, host_key, devices, case_id, n_ranks, metric, point, sweep, source, synthetic,
+            basis, currency, price_from, coalesce(ring, '')
+    )
 ), compared AS (
     SELECT
-        v.*, l.median AS local_median, l.ci_lo AS local_ci_lo, l.ci_hi AS local_ci_hi,
-        l.n AS local_n,
-        CASE WHEN v.better = 1 THEN v.median / l.median ELSE l.median / v.median END AS kept,
+        beside.*,
+        CASE WHEN better = 1 THEN median / local_median ELSE local_median / median END AS kept,
         CASE
-            WHEN v.better = 1 AND l.ci_hi > 0 THEN v.ci_lo / l.ci_hi
-            WHEN v.better = -1 AND v.ci_hi > 0 THEN l.ci_lo / v.ci_hi
+            WHEN better = 1 AND local_ci_hi > 0 THEN ci_lo / local_ci_hi
+            WHEN better = -1 AND ci_hi > 0 THEN local_ci_lo / ci_hi
         END AS kept_lo,
         CASE
-            WHEN v.better = 1 AND l.ci_lo > 0 THEN v.ci_hi / l.ci_lo
-            WHEN v.better = -1 AND v.ci_lo > 0 THEN l.ci_hi / v.ci_lo
+            WHEN better = 1 AND local_ci_lo > 0 THEN ci_hi / local_ci_lo
+            WHEN better = -1 AND ci_lo > 0 THEN local_ci_hi / ci_lo
         END AS kept_hi
-    FROM priced v
-    JOIN local l
-        ON l.cluster = v.cluster AND l.host_key = v.host_key AND l.devices = v.devices
-        AND l.case_id = v.case_id AND l.n_ranks = v.n_ranks AND l.metric = v.metric
-        AND l.point = v.point AND l.sweep = v.sweep AND l.source = v.source
-        AND l.synthetic = v.synthetic AND l.basis = v.basis AND l.currency = v.currency
-        AND l.price_from = v.price_from AND coalesce(l.ring, '') = coalesce(v.ring, '')
-    WHERE v.binding <> 'local'
+    FROM beside
+    WHERE binding <> 'local' AND local_median IS NOT NULL
 )
 SELECT
     cluster, sku, host, devices, probe, params, metric, unit, point, binding, ring,

@@ -35,30 +35,29 @@ WITH per_host AS (
                 cluster, sku, case_id, arm, n_devices, n_ranks, metric, point, source, synthetic
         ) AS n_hosts
     FROM per_host
-), middle AS (
+), centred AS (
     SELECT
-        cluster, sku, case_id, arm, n_devices, n_ranks, metric, point, source, synthetic,
-        avg(CASE WHEN 2 * place BETWEEN n_hosts AND n_hosts + 2 THEN value END) AS middle,
+        placed.*,
+        avg(CASE WHEN 2 * place BETWEEN n_hosts AND n_hosts + 2 THEN value END) OVER alike
+            AS middle,
         max(CASE WHEN 2 * place <= n_hosts
             AND (n_hosts + 1 - 2 * place) * (n_hosts + 1 - 2 * place) >= 3.8416 * n_hosts
-            THEN value END) AS ci_lo,
+            THEN value END) OVER alike AS ci_lo,
         min(CASE WHEN 2 * place > n_hosts
             AND (n_hosts + 1 - 2 * place) * (n_hosts + 1 - 2 * place) >= 3.8416 * n_hosts
-            THEN value END) AS ci_hi
+            THEN value END) OVER alike AS ci_hi
     FROM placed
-    GROUP BY cluster, sku, case_id, arm, n_devices, n_ranks, metric, point, source, synthetic
+    WINDOW alike AS (
+        PARTITION BY cluster, sku, case_id, arm, n_devices, n_ranks, metric, point, source, synthetic
+    )
 )
 SELECT
-    p.cluster, p.sku, p.host, p.probe, p.params, p.arm, p.metric, p.unit, p.value AS median,
-    m.middle AS sku_median, m.ci_lo AS sku_ci_lo, m.ci_hi AS sku_ci_hi,
-    CASE WHEN p.n_hosts >= 6 THEN 'between' END AS ci_level,
-    p.better * (p.value - m.middle) / m.middle AS effect_ratio,
-    p.n_hosts, p.n_processes, p.n, :now - p.oldest AS age_seconds, p.source, p.synthetic
-FROM placed p
-JOIN middle m
-    ON m.cluster = p.cluster AND m.sku = p.sku AND m.case_id = p.case_id AND m.arm = p.arm
-    AND m.n_devices = p.n_devices AND m.n_ranks = p.n_ranks AND m.metric = p.metric
-    AND m.point = p.point AND m.source = p.source AND m.synthetic = p.synthetic
-WHERE p.n_hosts >= :min_hosts AND m.middle > 0
-ORDER BY effect_ratio, p.cluster, p.sku, p.host, p.metric, p.params
+    cluster, sku, host, probe, params, arm, metric, unit, value AS median,
+    middle AS sku_median, ci_lo AS sku_ci_lo, ci_hi AS sku_ci_hi,
+    CASE WHEN n_hosts >= 6 THEN 'between' END AS ci_level,
+    better * (value - middle) / middle AS effect_ratio,
+    n_hosts, n_processes, n, :now - oldest AS age_seconds, source, synthetic
+FROM centred
+WHERE n_hosts >= :min_hosts AND middle > 0
+ORDER BY effect_ratio, cluster, sku, host, metric, params
 LIMIT :limit
