@@ -13,6 +13,7 @@ import pytest
 
 from postgres import Server
 from storing import begin, cell, reading, run
+from topobench.db import readonly
 from topobench.db.readonly import MAKE_ROLE, run_sql
 from topobench.db.store import Store
 from topobench.errors import NotFound, StoreError, UsageError
@@ -190,6 +191,46 @@ def test_a_query_without_end_is_ended(url: str) -> None:
     text = "WITH RECURSIVE x(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM x) SELECT count(*) FROM x"
     with pytest.raises(StoreError, match=r"longer than 0\.5 s"):
         run_sql(url, text, timeout_seconds=0.5)
+
+
+@pytest.mark.postgres
+def test_a_query_that_lifts_its_limit_is_ended_all_the_same(postgres_store_url: str) -> None:
+    """The server counts each step of a cursor for itself."""
+    text = (
+        "SELECT set_config('statement_timeout', '0', false), "
+        "CASE WHEN n > 100 THEN pg_sleep(30) END FROM generate_series(1, 101) n"
+    )
+    with pytest.raises(StoreError, match=r"longer than 0\.5 s"):
+        run_sql(postgres_store_url, text, timeout_seconds=0.5)
+
+
+def test_an_answer_too_large_for_memory_is_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readonly, "MAX_ANSWER_BYTES", 1_000_000)
+    wide = "replace(printf('%01000d', 1), '0', 'x')" if "sqlite" in url else "repeat('x', 1000)"
+    text = f"WITH RECURSIVE x(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM x) SELECT {wide} FROM x"
+    with pytest.raises(UsageError, match="more than 1 MB of text"):
+        run_sql(url, text)
+
+
+@pytest.mark.postgres
+def test_every_type_of_postgresql_has_a_plain_value(postgres_store_url: str) -> None:
+    text = (
+        "SELECT 'NaN'::numeric::text, '1.50'::numeric, 2::numeric, 'Infinity'::numeric, "
+        "'10.9.0.10'::inet, int4range(1, 3), interval '1 day', ARRAY[now()] IS NULL, "
+        """'{"a": [1.5]}'::jsonb, ARRAY[1, 2]"""
+    )
+    answer = run_sql(postgres_store_url, text)
+    assert answer.rows == (
+        (
+            *("NaN", 1.5, 2, float("inf"), "10.9.0.10", "[1, 3)", "1 day, 0:00:00", False),
+            *({"a": [1.5]}, [1, 2]),
+        ),
+    )
+    assert str(run_sql(postgres_store_url, "SELECT 'NaN'::numeric").rows) == "((nan,),)"
+    with pytest.raises(UsageError, match="requires 1"):
+        run_sql(postgres_store_url, "SELECT $1")
 
 
 def test_an_absent_file_is_not_made(tmp_path: Path) -> None:

@@ -61,7 +61,13 @@ def test_a_command_is_never_wrapped() -> None:
         ('say "hi"', '"say ""hi"""'),
         ("two\nlines", r"two\nlines"),
         ("\x1b[31m", r"\x1b[31m"),
+        ("=HYPERLINK(1)", "'=HYPERLINK(1)"),
+        ("@h07", "'@h07"),
+        ("-1+cmd", "'-1+cmd"),
+        ("+1e3", "+1e3"),
+        (-1.5, "-1.5"),
     ],
 )
 def test_csv_fields_are_quoted_where_needed(value: object, field: str) -> None:
+    """And no text is a formula to a spreadsheet."""
     assert csv_field(value) == field

@@ -96,6 +96,18 @@ def test_values_of_several_metrics_carry_their_own_units() -> None:
     )
 
 
+def test_columns_of_one_name_keep_their_own_values() -> None:
+    """A join of two views has every name twice; whose metric tells the unit is not known then."""
+    assert printed(render_query(["n", "n"], [[1, 2]])) == "n  n\n1  2\n1 row\n"
+    columns = ["metric", "unit", "median", "metric", "unit", "median"]
+    row = ["busbw_bytes_per_second", "B/s", 2e9, "latency_seconds", "s", 7e-6]
+    shown = printed(render_query(columns, [row]))
+    assert shown.splitlines()[1].split() == [
+        *("busbw_bytes_per_second", "B/s", "2000000000"),
+        *("latency_seconds", "s", "0.0000070"),
+    ]
+
+
 def test_an_answer_without_rows_still_names_its_columns() -> None:
     assert printed(render_query(["host", "n"], [])) == "host  n\n0 rows\n"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,33 @@ def test_parquet_holds_every_reading_by_cluster_and_day(
     with Store.open(store_url, read_only=True) as store, store.engine.connect() as connection:
         view = connection.exec_driver_sql("SELECT * FROM v_reading")
         assert set(table.column_names) == set(view.keys())
+
+
+def test_a_text_in_the_place_of_a_number_is_no_bug_of_the_export(tmp_path: Path) -> None:
+    """SQLite keeps whatever a hand writes into a column."""
+    pytest.importorskip("pyarrow", reason="pip install pyarrow runs this test")
+    fill("sqlite:///topobench.db", 2)
+    with contextlib.closing(sqlite3.connect("topobench.db")) as connection, connection:
+        connection.execute("UPDATE reading SET median = 'fast'")
+    with (
+        Store.open("sqlite:///topobench.db", read_only=True) as store,
+        pytest.raises(StoreError, match="not of its column's kind"),
+    ):
+        export_parquet(store, tmp_path / "out")
+
+
+@pytest.mark.postgres
+def test_parquet_has_the_numbers_of_the_view_as_numbers(postgres_store_url: str) -> None:
+    """PostgreSQL knows the type of every column of a view."""
+    kinds = {"integer": "whole", "smallint": "whole", "bigint": "whole", "double precision": "real"}
+    with Store.open(postgres_store_url) as store, store.engine.connect() as connection:
+        columns = connection.exec_driver_sql(
+            "SELECT column_name, data_type FROM information_schema.columns "
+            "WHERE table_name = 'v_reading'"
+        ).all()
+    numbers = {name: kinds[kind] for name, kind in columns if kind in kinds}
+    told = {**dict.fromkeys(export.WHOLE, "whole"), **dict.fromkeys(export.REAL, "real")}
+    assert told == numbers
 
 
 def test_export_without_pyarrow_says_what_to_install(

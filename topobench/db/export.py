@@ -27,27 +27,21 @@ ROWS = 20_000
 """Readings in memory at a time, and in one row group."""
 
 _PARTITION = ("cluster", "day")
-_WHOLE = frozenset(
-    {
+WHOLE = frozenset(
+    (
         *("n_devices", "probe_version", "case_id", "bytes", "seq_len", "batch", "tp", "cpu_node"),
-        *(
-            "memory_node",
-            "series_id",
-            "topology_class_id",
-            "n_ranks",
-            "n_hosts",
-            "process_no",
-            "block",
-        ),
-        *("order_in_block", "better", "rank", "n", "synthetic"),
-    }
+        *("memory_node", "series_id", "topology_class_id", "n_ranks", "n_hosts", "process_no"),
+        *("block", "order_in_block", "better", "rank", "n", "synthetic"),
+    )
 )
-_REAL = frozenset(
-    {
-        *("median", "ci_lo", "ci_hi", "mad", "minimum", "maximum", "p90", "p99"),
+"""Columns of ``v_reading`` that are whole numbers."""
+REAL = frozenset(
+    (
+        *("median", "ci_lo", "ci_hi", "mad", "minimum", "maximum", "p90", "p99", "ceiling"),
         *("measured_unix_seconds", "duration_seconds"),
-    }
+    )
 )
+"""Columns that are other numbers; the rest is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +69,8 @@ def export_parquet(store: Store, folder: Path) -> Exported:
 
     Raises:
         UsageError: The folder holds something already.
-        StoreError: pyarrow is not installed, or the folder can't be written to.
+        StoreError: pyarrow is not installed, the folder can't be written to, or the store holds
+            a text where numbers belong.
     """
     parquet = _parquet()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -95,7 +90,14 @@ def export_parquet(store: Store, folder: Path) -> Exported:
                 total += _write(parquet, folder / file, rows)
                 files.append(str(file))
     except OSError as error:
-        raise StoreError(f"{folder}: cannot be written to: {error}") from error
+        raise StoreError(
+            f"{folder}: cannot be written to: {error}; remove what is in it before the next try"
+        ) from error
+    except parquet.ArrowException as error:
+        raise StoreError(
+            f"{store.url}: a value there is not of its column's kind, so was not written by "
+            f"topobench: {error}"
+        ) from error
     return Exported(str(folder), tuple(files), total)
 
 
@@ -141,8 +143,8 @@ def _write(pyarrow: Any, path: Path, rows: Iterator[dict[str, Any]]) -> int:
 
 def _schema(pyarrow: Any, names: Sequence[str]) -> Any:
     def kind(name: str) -> Any:
-        if name in _WHOLE:
+        if name in WHOLE:
             return pyarrow.int64()
-        return pyarrow.float64() if name in _REAL else pyarrow.string()
+        return pyarrow.float64() if name in REAL else pyarrow.string()
 
     return pyarrow.schema([(n, kind(n)) for n in names])

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -38,6 +39,8 @@ ROLE = "topobench_read"
 TIMEOUT_SECONDS = 60.0
 MAX_ROWS = 1_000_000
 MAX_VALUE_BYTES = 100_000_000
+MAX_ANSWER_BYTES = 400_000_000
+"""All texts of an answer together."""
 
 MAKE_ROLE = f"""\
 CREATE ROLE {ROLE} LOGIN;
@@ -83,16 +86,27 @@ def run_sql(url: str, text: str, *, timeout_seconds: float = TIMEOUT_SECONDS) ->
 
 
 def plain(value: Any) -> Any:
-    """A database's value as a plain JSON type: times as text, bytes as hexadecimal text."""
+    """
+    A database's value as a plain JSON type: times as text, bytes as hexadecimal text.
+
+    A decimal that is no number is such a float; what JSON has no word for is its text.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
     if isinstance(value, datetime):
         return time_text(value)
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
+        whole = value.is_finite() and value == value.to_integral_value()
+        return int(value) if whole else float(value)
     if isinstance(value, bytes | memoryview):
         return bytes(value).hex()
-    return value
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return str(value)
 
 
 def _run_sqlite(url: URL, text: str, timeout_seconds: float) -> Answer:
@@ -110,9 +124,11 @@ def _run_sqlite(url: URL, text: str, timeout_seconds: float) -> Answer:
         connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         connection.set_authorizer(_authorize)
         try:
-            return _collect(connection.execute(text))
+            return _collect(connection.execute(text), deadline)
         except (sqlite3.Error, sqlite3.Warning) as error:
             raise _sqlite_error(error, timeout_seconds) from error
+        except TimeoutError as error:
+            raise _too_long(timeout_seconds) from error
 
 
 def _authorize(
@@ -138,15 +154,31 @@ def _too_long(timeout_seconds: float) -> StoreError:
     return StoreError(f"the query took longer than {timeout_seconds:g} s; ask for less at a time")
 
 
-def _collect(cursor: Any) -> Answer:
-    """All rows of a cursor of the DB API."""
+def _collect(cursor: Any, deadline: float) -> Answer:
+    """
+    All rows of a cursor of the DB API, in steps that grow: rows may be large.
+
+    Args:
+        deadline: By the monotonic clock.
+    """
     if cursor.description is None:
         raise UsageError("SQL: give one SELECT that returns rows")
     found: list[tuple[Any, ...]] = []
-    while rows := cursor.fetchmany(10_000):
-        found.extend(tuple(map(plain, r)) for r in rows)
+    size, step = 0, 1
+    while rows := cursor.fetchmany(step):
+        for row in rows:
+            found.append(tuple(map(plain, row)))
+            size += sum(len(v) for v in found[-1] if isinstance(v, str))
         if len(found) > MAX_ROWS:
             raise UsageError(f"SQL: more than {MAX_ROWS} rows; add a LIMIT or a WHERE")
+        if size > MAX_ANSWER_BYTES:
+            raise UsageError(
+                f"SQL: more than {MAX_ANSWER_BYTES / 1e6:.0f} MB of text; ask for fewer columns "
+                "or rows"
+            )
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        step = min(2 * step, 10_000)
     return Answer(tuple(d[0] for d in cursor.description), tuple(found))
 
 
@@ -158,17 +190,25 @@ def _run_postgresql(url: URL, text: str, timeout_seconds: float) -> Answer:
         milliseconds = int(timeout_seconds * 1000)
         connection.exec_driver_sql(f"SET LOCAL statement_timeout = {milliseconds}")
         driver: Any = connection.connection.driver_connection
+        # The server counts each step for itself, and a SELECT can lift its limit.
+        deadline = time.monotonic() + timeout_seconds
+        whole = threading.Timer(timeout_seconds + 1, driver.cancel_safe)
+        whole.start()
         try:
             # DECLARE CURSOR by the extended protocol: one statement, and only a SELECT.
             with driver.cursor(name="topobench_query") as cursor:
                 cursor.execute(text)
-                return _collect(cursor)
-        except psycopg.errors.QueryCanceled as error:
+                return _collect(cursor, deadline)
+        except (psycopg.errors.QueryCanceled, TimeoutError) as error:
             raise _too_long(timeout_seconds) from error
+        except psycopg.errors.ProtocolViolation as error:  # $1 without a value
+            raise UsageError(f"SQL: {str(error).strip()}") from error
         except psycopg.OperationalError as error:
             raise StoreUnreachable(f"{mask_url(url)}: {error}") from error
         except psycopg.Error as error:
             raise UsageError(f"SQL: {str(error).strip()}") from error
+        finally:
+            whole.cancel()
 
 
 @contextlib.contextmanager

@@ -164,9 +164,23 @@ class Prose:
 
 
 def csv_field(value: object) -> str:
-    """A field as RFC 4180 wants it; control characters are escaped."""
+    """
+    A field as RFC 4180 wants it; control characters are escaped.
+
+    A spreadsheet runs a text that begins with one of ``=+-@``; an apostrophe keeps it a text.
+    """
     text = "" if value is None else clean(value, limit=1 << 20)
+    if isinstance(value, str) and text.startswith(("=", "+", "-", "@")) and not _is_number(text):
+        text = f"'{text}"
     return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\n') else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _longest_word(column: Column, rows: Sequence[Sequence[str]], index: int) -> int:

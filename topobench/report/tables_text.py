@@ -36,13 +36,14 @@ def render_query(
     """
     if format == "csv":
         return Raw(query_csv(columns, rows))
-    parts = {name: [row[i] for row in rows] for i, name in enumerate(columns)}
-    metrics = parts.get("metric", ()) if "unit" in parts else ()
+    parts = [(name, [row[i] for row in rows]) for i, name in enumerate(columns)]  # names may repeat
+    told = "unit" in columns and list(columns).count("metric") == 1
+    metrics = dict(parts)["metric"] if told else ()
     found = [
         _of_metrics(name, values, metrics)
         if metrics and name.endswith(_OF_METRIC)
         else _query_column(name, values)
-        for name, values in parts.items()
+        for name, values in parts
         if name != "unit" or not metrics
     ]
     sheet = Sheet(
