@@ -32,6 +32,8 @@ WHERE r.status IN ('ok', 'partial') AND d.median IS NOT NULL
 # give none. `2 * place BETWEEN processes AND processes + 2` picks the middle one or two
 # without a division, which engines round differently. CROSS JOIN with the conditions in WHERE
 # means the same as JOIN, but SQLite keeps the order: few series before many readings.
+# MATERIALIZED lets PostgreSQL plan what follows by itself: beside the cost of these rows it takes
+# all ways to look up their names for equal, nested loops over whole tables, too.
 LATEST = """
 WITH process AS (
     SELECT
@@ -49,7 +51,7 @@ WITH process AS (
     CROSS JOIN reading d
     WHERE r.series_id = s.id AND r.sweep_id = s.latest_sweep_id AND c.id = r.cell_id
         AND d.run_id = r.id AND r.status IN ('ok', 'partial') AND d.median IS NOT NULL
-), latest AS (
+), latest AS MATERIALIZED (
     SELECT
         series_id, sweep_id, metric_id, point, max(rank) AS rank, max(processes) AS n_processes,
         sum(n) AS n, max(topology_id) AS topology_id, max(environment_id) AS environment_id,
@@ -71,6 +73,8 @@ CASE WHEN l.n_processes = 1 THEN l.ci_lo WHEN l.n_processes >= 6 THEN l.lowest E
         AS ci_level"""
 """The interval of a median, over the columns of ``latest`` as ``l``."""
 
+# Every reading has an environment; LEFT JOIN says so to PostgreSQL, which would else expect a
+# match for one in 200.
 V_LATEST = f"""
 CREATE VIEW v_latest AS
 {LATEST.strip()}
@@ -88,7 +92,7 @@ FROM latest l
 JOIN series s ON s.id = l.series_id
 JOIN sweep sw ON sw.id = l.sweep_id
 {names("l")}
-JOIN environment e ON e.id = l.environment_id
+LEFT JOIN environment e ON e.id = l.environment_id
 """
 
 _OF_PREFILL = (

@@ -28,72 +28,61 @@ WITH RECURSIVE per_host AS (
     GROUP BY
         cluster, sku, host_key, case_id, probe, params, arm, n_devices, n_ranks, metric, point,
         source, synthetic
-), grouped AS (
-    SELECT
-        cluster, sku, case_id, probe, params, arm, n_devices, n_ranks, metric, point, source,
-        synthetic, count(*) AS n_all, sum(n) AS n, min(oldest) AS oldest
-    FROM per_host
-    WHERE speed > 0
-    GROUP BY
-        cluster, sku, case_id, probe, params, arm, n_devices, n_ranks, metric, point, source,
-        synthetic
-), numbered AS (
-    SELECT
-        g.*,
-        row_number() OVER (
-            ORDER BY
-                cluster, sku, case_id, arm, n_devices, n_ranks, metric, point, source, synthetic
-        ) AS series_no
-    FROM grouped g
-    WHERE n_all >= :hosts AND :hosts >= 1
 ), placed AS (
     SELECT
-        g.series_no, h.speed, g.n_all,
-        row_number() OVER (PARTITION BY g.series_no ORDER BY h.speed, h.host_key) AS place
-    FROM numbered g
-    JOIN per_host h
-        ON h.cluster = g.cluster AND h.sku = g.sku AND h.case_id = g.case_id AND h.arm = g.arm
-        AND h.n_devices = g.n_devices AND h.n_ranks = g.n_ranks AND h.metric = g.metric
-        AND h.point = g.point AND h.source = g.source AND h.synthetic = g.synthetic
-    WHERE h.speed > 0
-), middle AS (
-    SELECT series_no, avg(speed) AS middle
+        per_host.*,
+        dense_rank() OVER (
+            ORDER BY
+                cluster, sku, case_id, arm, n_devices, n_ranks, metric, point, source, synthetic
+        ) AS series_no,
+        row_number() OVER (alike ORDER BY speed, host_key) AS place, count(*) OVER alike AS n_all,
+        sum(n) OVER alike AS n_of_all, min(oldest) OVER alike AS oldest_of_all
+    FROM per_host
+    WHERE speed > 0
+    WINDOW alike AS (
+        PARTITION BY
+            cluster, sku, case_id, arm, n_devices, n_ranks, metric, point, source, synthetic
+    )
+), drawn AS (
+    SELECT
+        placed.*,
+        avg(CASE WHEN 2 * place BETWEEN n_all AND n_all + 2 THEN speed END)
+            OVER (PARTITION BY series_no) AS middle
     FROM placed
-    WHERE 2 * place BETWEEN n_all AND n_all + 2
-    GROUP BY series_no
+    WHERE n_all >= :hosts AND :hosts >= 1
+), series_drawn AS (
+    SELECT * FROM drawn WHERE place = 1
 ), left_out AS (
     SELECT 0 AS n_left_out
     UNION ALL SELECT 1
     UNION ALL SELECT 2
     UNION ALL SELECT 4
     UNION ALL SELECT 8
+), pool AS (
+    SELECT DISTINCT n_all - n_left_out AS n_pool
+    FROM series_drawn
+    CROSS JOIN left_out
+    WHERE n_all - n_left_out >= :hosts
 ), draw AS (
     -- The chance that the slowest of the draw is the host at this place.
-    SELECT
-        g.series_no, o.n_left_out, g.n_all - o.n_left_out AS n_pool, 1 AS place,
-        1.0 * :hosts / (g.n_all - o.n_left_out) AS chance
-    FROM numbered g
-    JOIN left_out o ON g.n_all - o.n_left_out >= :hosts
+    SELECT n_pool, 1 AS place, 1.0 * :hosts / n_pool AS chance, 1.0 * :hosts / n_pool AS up_to
+    FROM pool
     UNION ALL
     SELECT
-        series_no, n_left_out, n_pool, place + 1,
-        chance * (n_pool - place - :hosts + 1) / (n_pool - place)
+        n_pool, place + 1, chance * (n_pool - place - :hosts + 1) / (n_pool - place),
+        up_to + chance * (n_pool - place - :hosts + 1) / (n_pool - place)
     FROM draw
     WHERE place <= n_pool - :hosts
-), summed AS (
-    SELECT
-        d.series_no, d.n_left_out, d.chance, p.speed / m.middle AS ratio,
-        sum(d.chance) OVER (PARTITION BY d.series_no, d.n_left_out ORDER BY d.place) AS up_to
-    FROM draw d
-    JOIN placed p ON p.series_no = d.series_no AND p.place = d.place + d.n_left_out
-    JOIN middle m ON m.series_no = d.series_no
 ), answer AS (
     SELECT
-        series_no, n_left_out, sum(chance * ratio) AS expected_ratio,
-        min(CASE WHEN up_to >= 0.025 THEN ratio END) AS range_lo_ratio,
-        min(CASE WHEN up_to >= 0.975 THEN ratio END) AS range_hi_ratio
-    FROM summed
-    GROUP BY series_no, n_left_out
+        h.series_no, o.n_left_out, sum(d.chance * h.speed / h.middle) AS expected_ratio,
+        min(CASE WHEN d.up_to >= 0.025 THEN h.speed / h.middle END) AS range_lo_ratio,
+        min(CASE WHEN d.up_to >= 0.975 THEN h.speed / h.middle END) AS range_hi_ratio
+    FROM draw d
+    CROSS JOIN left_out o
+    CROSS JOIN drawn h
+    WHERE h.n_all = d.n_pool + o.n_left_out AND h.place = d.place + o.n_left_out
+    GROUP BY h.series_no, o.n_left_out
 )
 SELECT
     g.cluster, g.sku, g.probe, g.params, g.arm, g.metric, g.point, g.n_all AS n_measured_hosts,
@@ -102,9 +91,9 @@ SELECT
     (1 - a.expected_ratio) * :hosts * :hours * v.host_hour_amount AS bill,
     (1 - a.range_hi_ratio) * :hosts * :hours * v.host_hour_amount AS bill_lo,
     (1 - a.range_lo_ratio) * :hosts * :hours * v.host_hour_amount AS bill_hi,
-    g.n, :now - g.oldest AS age_seconds, g.source, g.synthetic
+    g.n_of_all AS n, :now - g.oldest_of_all AS age_seconds, g.source, g.synthetic
 FROM answer a
-JOIN numbered g ON g.series_no = a.series_no
+JOIN series_drawn g ON g.series_no = a.series_no
 LEFT JOIN v_price v
     ON v.cluster = g.cluster AND v.sku = g.sku AND v.price_from <= :at
     AND (v.price_to IS NULL OR v.price_to > :at)
