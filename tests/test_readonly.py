@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,7 @@ def test_a_with_query_and_a_percent_sign_work(url: str) -> None:
     assert run_sql(url, text).rows == (("k1",),)
 
 
+ENDLESS = "WITH RECURSIVE x(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM x) SELECT count(*) FROM x"
 WRITES = [
     "DELETE FROM run",
     "INSERT INTO cluster (name) VALUES ('x')",
@@ -188,9 +191,15 @@ def test_wrong_sql_is_a_usage_error_with_the_database_s_words(url: str) -> None:
 
 
 def test_a_query_without_end_is_ended(url: str) -> None:
-    text = "WITH RECURSIVE x(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM x) SELECT count(*) FROM x"
     with pytest.raises(StoreError, match=r"longer than 0\.5 s"):
-        run_sql(url, text, timeout_seconds=0.5)
+        run_sql(url, ENDLESS, timeout_seconds=0.5)
+
+
+def test_a_signal_ends_a_query_as_a_signal(url: str) -> None:
+    """SQLite's own callback swallows what Python raises in it."""
+    threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_sql(url, ENDLESS)
 
 
 @pytest.mark.postgres

@@ -126,6 +126,8 @@ def _run_sqlite(url: URL, text: str, timeout_seconds: float) -> Answer:
         try:
             return _collect(connection.execute(text), deadline)
         except (sqlite3.Error, sqlite3.Warning) as error:
+            if "interrupted" in str(error) and time.monotonic() <= deadline:
+                raise KeyboardInterrupt from error  # Python lost it on the way through SQLite
             raise _sqlite_error(error, timeout_seconds) from error
         except TimeoutError as error:
             raise _too_long(timeout_seconds) from error
