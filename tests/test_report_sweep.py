@@ -106,7 +106,7 @@ def test_one_process_never_claims_95_percent() -> None:
 
 def test_arms_within_one_process_are_not_judged() -> None:
     """The sentence stands once, however many probes compare arms."""
-    needs_blocks = "Differences between arms need --profile standard (blocks) to be judged."
+    needs_blocks = "Differences between arms are judged from six blocks on (--profile full)."
     assert report(documents.eight_gpu_sweep()).count(needs_blocks) == 1
     assert needs_blocks not in report(documents.cpu_host_sweep())
 
@@ -284,7 +284,7 @@ def test_torch_without_gpus_is_an_error_with_the_mending_line(
 def test_the_store_is_named_and_the_next_commands_too() -> None:
     shown = report(documents.cpu_host_sweep())
     assert "\nStored in sqlite:///topobench.db\n" in shown
-    assert "  topobench plan --profile standard  # what a judgeable sweep would cost\n" in shown
+    assert "  topobench plan --profile full  # what a sweep that can judge arms costs\n" in shown
     assert "--resume" not in shown
     assert "probe --resume 1a2b3c4d" in report(documents.troubled_sweep())
 

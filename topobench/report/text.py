@@ -49,7 +49,7 @@ _LEGEND = (
 _UNFINISHED = frozenset({*Status} - BENIGN)
 MOST_ALIKE = 3
 """Warnings of one code that are shown one by one."""
-_UNJUDGED = "Differences between arms need --profile standard (blocks) to be judged."
+_UNJUDGED = "Differences between arms are judged from six blocks on (--profile full)."
 
 
 def render_sweep(
@@ -196,7 +196,7 @@ def _next_commands(sweep: Document, cells: Sequence[Document]) -> Iterator[Rende
     lines.append((f"topobench report {short}", "this report again"))
     lines.append(("topobench query --list", "questions to ask of the data"))
     if sweep["profile"] == "quick":
-        lines.append(("topobench plan --profile standard", "what a judgeable sweep would cost"))
+        lines.append(("topobench plan --profile full", "what a sweep that can judge arms costs"))
     longest = max(len(line) for line, _ in lines)
     for line, why in lines:
         yield command(f"{line:{longest}}  # {why}")
