@@ -14,10 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from topobench.device_figures import DeviceFigure
+from topobench.probes.metrics import PER_CALL_BANDWIDTH
 from topobench.shared_paths import SharedPath
 
 LOSS = 0.05
 """Less is no contention but noise."""
+OVER_PATHS = frozenset({"host_to_device", "weight_load"})
+"""Probes whose work goes over the paths that GPUs share; others lose to power, heat or the host."""
+_OF_CALLS = frozenset({PER_CALL_BANDWIDTH.name})
+"""What the host's own calls take: it says nothing of a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ class Contention:
     Loss of some GPUs in one kind of measurement.
 
     Args:
-        path: What they share; None: nothing that is known.
+        path: What they share; None: nothing that is known, or nothing that carries this work.
         alone: Median of what each gets alone.
         together: Median of what each gets while all are busy.
         total: Sum of what they get while all are busy.
@@ -52,7 +57,7 @@ def find(
     """
     The losses of each kind of measurement, by the narrowest path that explains them.
 
-    Only bandwidths measured both alone and at once count, per arm.
+    Only rates measured both alone and at once count, per arm, and no rates of single calls.
 
     Args:
         paths: By host key, the narrowest first.
@@ -69,7 +74,11 @@ def find(
 
 def _pairs(figures: Sequence[DeviceFigure]) -> Iterator[tuple[DeviceFigure, float]]:
     """A GPU's figure alone, and what it had while all were busy."""
-    wanted = [f for f in figures if f.metric.endswith("_per_second") and len(f.devices) == 1]
+    wanted = [
+        f
+        for f in figures
+        if f.metric.endswith("_per_second") and f.metric not in _OF_CALLS and len(f.devices) == 1
+    ]
     at_once = {(f.host, f.devices, f.kind): f.value for f in wanted if f.busy > 1}
     for figure in wanted:
         together = at_once.get((figure.host, figure.devices, figure.kind))
@@ -85,7 +94,8 @@ def _explained(
 ) -> Iterator[Contention]:
     """Each path whose GPUs all lose takes them; the rest has no known path."""
     left = set(losing)
-    for path in paths:
+    carried = next(iter(by_device.values()))[0].probe in OVER_PATHS
+    for path in paths if carried else ():
         measured = [d for d in path.devices if d in by_device]
         if len(measured) > 1 and left.issuperset(measured):
             yield _contention(host, by_device, measured, path)
