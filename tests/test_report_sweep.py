@@ -120,7 +120,7 @@ def test_six_processes_have_an_interval() -> None:
     shown = report(sweep([host()], cells, profile="standard"))
     assert re.search(r"95 %\n.*interval +n\n +50\.25 +50\.25 +0\.5 % +6x20\n", shown)
     assert "Differences between arms" not in shown
-    assert "plan --profile standard" not in shown
+    assert "plan --profile full" not in shown
 
 
 def test_an_arm_called_spread_is_told_from_the_spread() -> None:
