@@ -45,6 +45,11 @@ def test_larger_and_pageable_and_both_ways_are_estimated_honestly() -> None:
     assert 0.3 < pinned < 3
 
 
+def test_what_is_refused_at_once_takes_no_time_of_the_plan() -> None:
+    refused = HostToDevice(bytes=1 << 30, direction="both", memory="pageable", at_once="all")
+    assert refused.estimated_seconds() < 0.1
+
+
 class CpuCopies(Copies):
     """The walk over the pools with both sides in host memory; only the stream is missing."""
 

@@ -43,9 +43,10 @@ def test_blocks_come_in_mirrored_pairs() -> None:
 @pytest.mark.parametrize(
     ("profile", "probe", "first", "last", "step"),
     [
-        ("standard", "host_to_device", 4 << 10, 1 << 30, 4),
+        ("standard", "host_to_device", 4 << 10, 256 << 20, 4),
         ("standard", "all_reduce", 8, 1 << 30, 8),
-        ("full", "host_to_device", 4 << 10, 1 << 30, 2),
+        ("full", "host_to_device", 4 << 10, 256 << 20, 2),
+        ("full", "prefill", 128, 8192, 2),
         ("full", "all_reduce", 8, 8 << 30, 2),
     ],
 )
@@ -53,9 +54,16 @@ def test_sizes_are_a_geometric_row(
     profile: str, probe: str, first: int, last: int, step: int
 ) -> None:
     params = {p.name: p.params for p in config.profiles()[profile].probes}[probe]
-    sizes = [size for size in params["bytes"] if isinstance(size, int)]
+    row = params["sequence" if probe == "prefill" else "bytes"]
+    sizes = [size for size in row if isinstance(size, int)]
     assert (sizes[0], sizes[-1]) == (first, last)
     assert {b // a for a, b in itertools.pairwise(sizes)} == {step}
+
+
+def test_standard_prefills_a_short_and_a_long_prompt_over_one_gpu_and_more() -> None:
+    params = {p.name: p.params for p in config.profiles()["standard"].probes}["prefill"]
+    assert params["sequence"] == (256, 2048)
+    assert params["tensor_parallel"] == (1, 2, 4, 8)
 
 
 def test_quick_sizes_are_powers_of_two_from_small_to_large() -> None:

@@ -38,6 +38,7 @@ MIB, GIB = 1 << 20, 1 << 30
 POOL_BYTES = 256 * MIB
 BUDGET_SECONDS = 0.4
 CHUNKS_MAX = 1 << 16
+REFUSED_SECONDS = 0.02
 POISON = 0xA5
 LARGE_BYTES = 64 * MIB
 """A segment of a lap is long enough with one such chunk, and four segments are enough."""
@@ -84,7 +85,7 @@ class HostToDevice:
             ProbeError: ``torch_cannot_use_gpu``, ``oom``, ``cuda_error``, ``rank_lost``.
             ResultInvalid: ``wrong_data``, on every rank.
         """
-        if self.memory == "pageable" and self.direction == "both":
+        if self._never_overlaps:
             raise ProbeUnavailable(
                 ReasonCode.UNSUPPORTED, "pageable copies block the host, so two never overlap"
             )
@@ -129,12 +130,18 @@ class HostToDevice:
 
     def estimated_seconds(self) -> float:
         """As an H200 behind PCIe 5 took: pools and their checks, then samples of each figure."""
+        if self._never_overlaps:
+            return REFUSED_SECONDS
         size, pools = self.bytes / GIB, pool_bytes(self) / GIB
         figures = 2 if self.memory == "pinned" else 1
         if self.at_once == "all":
             return 0.1 + figures * (0.25 + 0.8 * size) + 0.6 * pools
         slow = 0.0 if self.memory == "pinned" else 1.0 * size
         return 0.05 + figures * (0.1 + 0.3 * size) + slow + 0.4 * pools
+
+    @property
+    def _never_overlaps(self) -> bool:
+        return self.memory == "pageable" and self.direction == "both"
 
 
 def pool_bytes(probe: HostToDevice) -> int:
