@@ -106,7 +106,7 @@ def test_the_slow_gpu_is_named_last(document: dict[str, Any]) -> None:
 def test_a_chunk_is_the_smallest_that_nearly_reaches_the_peak(document: dict[str, Any]) -> None:
     (item,) = found(document, "chunk")
     assert item.outlook is Outlook.GAIN
-    assert item.text.startswith("16 MiB is the smallest measured chunk that reaches 95% of")
+    assert item.text.startswith("16 MiB is the smallest measured chunk that reaches 95 % of")
     big, usual = (
         size / (sights.CALL_SECONDS + size / sights.H2D_PEAK) for size in (16 << 20, 1 << 20)
     )
@@ -224,8 +224,42 @@ def test_the_text_tells_gains_first_and_says_what_is_missing(
     assert cli.main(["advise", "--store", store, "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     titles = [line for line in out.splitlines() if line.isupper() and line[0] != " "]
-    assert titles == ["WORTH DOING", "NO MEASURABLE GAIN", "NOT MEASURED"]
+    assert titles == ["WORTH DOING", "NO MEASURABLE GAIN", "NOT MEASURED", "ROOFLINE"]
     assert "NIC, GPU 0: mlx5_0 (PXB); GPU 1: mlx5_1 (PXB)" in out
+
+
+def test_what_bounds_each_work_is_told_in_the_words_of_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """4 us a launch at 55 GB/s are 220 kB: far below launching bounds, far above the link does."""
+    url = sights.store_at(tmp_path)
+    sets = ["host_to_device.bytes=4K,128K,64M", "host_to_device.direction=h2d", "gemm.dtype=bf16"]
+    probes = "host_to_device,kernel_launch,gemm"
+    sweep = sights.fill(url, [sights.host(gpus=2)], probes=probes, sets=sets, end=None)
+    assert cli.main(["advise", "--store", url, "--format", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    check(answer, "advise")
+    found = answer["data"]["roofline"]
+    assert [(b["bounds"], b["work"][0]) for b in found["bounds"]] == [
+        (["launch"], "host_to_device h2d 4 KiB"),
+        (["host link"], "host_to_device h2d 64 MiB"),
+        (["launch", "host link"], "host_to_device h2d 128 KiB"),
+    ]
+    assert found["unknown"] == [
+        {
+            "lacks": ["memory"],
+            "work": ["gemm bf16 8192 burst"],
+            "text": "not known, for the ceiling of memory was not measured: gemm bf16 8192 burst",
+            "lines": ["topobench probe --probes gemm,kernel_launch,device_memory"],
+        }
+    ]
+    assert cli.main(["advise", "--store", url]) == 0
+    advised = capsys.readouterr().out
+    assert f"sweep {sweep[:8]}, 2026-11-29 16:00 UTC, running: what it measured so far" in advised
+    assert cli.main(["report", "--store", url]) == 0
+    line = "  no single bound: launch and host link both count in host_to_device h2d 128 KiB\n"
+    assert line in advised
+    assert line in capsys.readouterr().out
 
 
 def test_an_unknown_or_missing_host_is_told(
@@ -249,7 +283,14 @@ def test_hostile_names_cannot_steer_a_terminal() -> None:
         "evidence": "\x1b", "file": None, "valid_for": [],
     }  # fmt: skip
     host = {"key": "k", "name": "\x1b[2J", "cluster": "\x1b", "sku": None}
-    data = {"host": host, "sweep": "x", "measured_at": "t", "synthetic": True, "advice": [item]}
+    bound = {"text": "\x1b", "lines": ["\x1b"]}
+    data = {
+        "host": host, "sweep": "x", "sweep_status": "\x1b", "measured_at": "t", "synthetic": True,
+        "advice": [item],
+        "roofline": {
+            "ceilings": [{"on": "\x1b", "text": "\x1b"}], "bounds": [bound], "unknown": [bound],
+        },
+    }  # fmt: skip
     assert "\x1b" not in printed(render_advice(data))
 
 

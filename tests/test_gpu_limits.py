@@ -17,7 +17,7 @@ from topobench.device_figures import DeviceFigure, device_figures
 from topobench.errors import ConfigError
 from topobench.expectations import Kind, is_far
 from topobench.report.text import render_sweep
-from topobench.roofline import Bound, Roof, bound_of, work_of
+from topobench.roofline import Bound, Bounds, Roof, bounds_of, lacking, work_of
 from topobench.shared_paths import SharedPath, shared_paths
 from topobench.topology import Known, PciDevice, Topology
 
@@ -48,33 +48,47 @@ def figure(
 
 class TestRoofline:
     @pytest.mark.parametrize(
-        ("probe", "params", "bound"),
+        ("probe", "params", "bounds"),
         [
-            ("kernel_launch", {"mode": "graph"}, Bound.LAUNCH),
-            ("device_memory", {"op": "copy", "bytes": 1 << 30}, Bound.MEMORY),
-            ("device_memory", {"op": "triad", "bytes": 4 * MIB}, Bound.MIXED),
-            ("gemm", {"dtype": "bf16", "size": 8192}, Bound.COMPUTE),
-            ("gemm", {"dtype": "bf16", "size": 64}, Bound.LAUNCH),
-            ("gemm", {"dtype": "bf16", "size": 1024}, Bound.MIXED),
-            ("host_to_device", {"direction": "h2d", "bytes": 4096}, Bound.LAUNCH),
-            ("host_to_device", {"direction": "h2d", "bytes": 220_000}, Bound.MIXED),
-            ("host_to_device", {"direction": "both", "bytes": 64 * MIB}, Bound.HOST_LINK),
-            ("host_to_device", {"direction": "d2h", "bytes": 64 * MIB}, None),
-            ("gemm", {"dtype": "fp8", "size": 8192}, None),
-            ("prefill", {**LLAMA, "sequence": 64}, Bound.MEMORY),
-            ("prefill", {**LLAMA, "sequence": 128}, Bound.MIXED),
-            ("prefill", {**LLAMA, "sequence": 2048}, Bound.COMPUTE),
-            ("decode", {**LLAMA, "kv_dtype": "bf16", "batch": 1, "context": 2048}, Bound.MEMORY),
-            ("decode", {**LLAMA, "kv_dtype": "int8", "batch": 128, "context": 128}, Bound.MIXED),
-            ("decode", {**LLAMA, "kv_dtype": "fp8", "batch": 512, "context": 8}, Bound.COMPUTE),
+            ("kernel_launch", {"mode": "graph"}, (Bound.LAUNCH,)),
+            ("device_memory", {"op": "copy", "bytes": 1 << 30}, (Bound.MEMORY,)),
+            ("device_memory", {"op": "triad", "bytes": 4 * MIB}, (Bound.LAUNCH, Bound.MEMORY)),
+            ("gemm", {"dtype": "bf16", "size": 8192}, (Bound.COMPUTE,)),
+            ("gemm", {"dtype": "bf16", "size": 64}, (Bound.LAUNCH,)),
+            ("gemm", {"dtype": "bf16", "size": 1024}, (Bound.LAUNCH, Bound.COMPUTE)),
+            ("host_to_device", {"direction": "h2d", "bytes": 4096}, (Bound.LAUNCH,)),
+            (
+                "host_to_device",
+                {"direction": "h2d", "bytes": 220_000},
+                (Bound.LAUNCH, Bound.HOST_LINK),
+            ),
+            ("host_to_device", {"direction": "both", "bytes": 64 * MIB}, (Bound.HOST_LINK,)),
+            ("host_to_device", {"direction": "d2h", "bytes": 64 * MIB}, ()),
+            ("gemm", {"dtype": "fp8", "size": 8192}, ()),
+            ("prefill", {**LLAMA, "sequence": 64}, (Bound.MEMORY,)),
+            ("prefill", {**LLAMA, "sequence": 128}, (Bound.MEMORY, Bound.COMPUTE)),
+            ("prefill", {**LLAMA, "sequence": 2048}, (Bound.COMPUTE,)),
+            ("decode", {**LLAMA, "kv_dtype": "bf16", "batch": 1, "context": 2048}, (Bound.MEMORY,)),
+            (
+                "decode",
+                {**LLAMA, "kv_dtype": "int8", "batch": 128, "context": 128},
+                (Bound.MEMORY, Bound.COMPUTE),
+            ),
+            ("decode", {**LLAMA, "kv_dtype": "fp8", "batch": 512, "context": 8}, (Bound.COMPUTE,)),
         ],
     )
     def test_what_bounds_a_probes_work(
-        self, probe: str, params: dict[str, Any], bound: Bound | None
+        self, probe: str, params: dict[str, Any], bounds: Bounds
     ) -> None:
         work = work_of(probe, params)
         assert work is not None
-        assert bound_of(work, H200) is bound
+        assert bounds_of(work, H200) == bounds
+
+    def test_a_ceiling_that_was_not_measured_is_named(self) -> None:
+        work = work_of("gemm", {"dtype": "fp8", "size": 8192})
+        assert work is not None
+        assert lacking(work, H200) == (Bound.COMPUTE,)
+        assert lacking(work, Roof()) == (Bound.LAUNCH, Bound.MEMORY, Bound.COMPUTE)
 
     def test_work_of_other_probes_is_not_known(self) -> None:
         assert work_of("all_reduce", {"bytes": 8}) is None
@@ -171,6 +185,26 @@ class TestContention:
 
     def test_one_gpu_of_a_path_alone_is_no_contention_of_it(self) -> None:
         assert self.found(22e9, 55e9, 55e9, 55e9) == [(None, ("g0",), 0.4, 22e9)]
+
+    @pytest.mark.parametrize(
+        ("probe", "metric", "paths"),
+        [
+            ("host_to_device", BANDWIDTH, ["u"]),
+            ("gemm", "flop_per_second", [None]),
+            ("host_to_device", "per_call_bandwidth_bytes_per_second", []),
+        ],
+    )
+    def test_only_work_that_goes_over_a_path_is_explained_by_it(
+        self, probe: str, metric: str, paths: list[str | None]
+    ) -> None:
+        """Arithmetic loses to power and heat; single calls to the host."""
+        figures = [
+            figure(f"g{i}", value, busy=busy, probe=probe, metric=metric)
+            for i in range(2)
+            for value, busy in ((50e9, 1), (40e9, 2))
+        ]
+        found = contention.find(figures, {"h1": (self.uplink, self.numa)})
+        assert [c.path.name if c.path else None for c in found] == paths
 
     def test_less_than_5_percent_is_noise(self) -> None:
         assert self.found(52.5e9, 53e9, 54e9, 55e9) == []

@@ -31,7 +31,17 @@ class Bound(enum.StrEnum):
     MEMORY = "memory"
     COMPUTE = "compute"
     HOST_LINK = "host link"
-    MIXED = "mixed"
+
+
+Bounds = tuple[Bound, ...]
+"""What bounds a piece of work; of several none alone does."""
+CEILINGS = {
+    Bound.LAUNCH: "kernel_launch",
+    Bound.MEMORY: "device_memory",
+    Bound.COMPUTE: "gemm",
+    Bound.HOST_LINK: "host_to_device",
+}
+"""The probe that measures the ceiling of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,25 +200,34 @@ def times(work: Work, roof: Roof) -> dict[Bound, float]:
     return {bound: amount / speed for bound, (amount, speed) in parts.items() if amount and speed}
 
 
-def bound_of(work: Work, roof: Roof) -> Bound | None:
-    """
-    What bounds the work; None where the ceiling of something it needs was not measured.
-
-    ``mixed``: another bound takes more than half of the first one's time.
-    """
-    needed = {
-        Bound.MEMORY: work.memory_bytes > 0,
-        Bound.COMPUTE: work.flop > 0,
-        Bound.HOST_LINK: work.link_bytes > 0,
-        Bound.LAUNCH: True,
+def needed(work: Work) -> Bounds:
+    """The ceilings that must be known to tell what bounds the work."""
+    parts = {
+        Bound.LAUNCH: work.launches,
+        Bound.MEMORY: work.memory_bytes,
+        Bound.COMPUTE: work.flop,
+        Bound.HOST_LINK: work.link_bytes,
     }
+    return tuple(bound for bound, amount in parts.items() if amount)
+
+
+def lacking(work: Work, roof: Roof) -> Bounds:
+    """Those of them that were not measured."""
     found = times(work, roof)
-    if any(wanted and bound not in found for bound, wanted in needed.items()):
-        return None
-    first, *others = sorted(found, key=lambda b: found[b], reverse=True)
-    if others and found[others[0]] > MIXED_SHARE * found[first]:
-        return Bound.MIXED
-    return first
+    return tuple(bound for bound in needed(work) if bound not in found)
+
+
+def bounds_of(work: Work, roof: Roof) -> Bounds:
+    """
+    What bounds the work, in the order of ``Bound``; empty where a ceiling it needs is lacking.
+
+    Several where others take more than half of the first one's time: none alone is the bound.
+    """
+    found = times(work, roof)
+    if lacking(work, roof):
+        return ()
+    longest = max(found.values())
+    return tuple(b for b in Bound if found.get(b, 0.0) > MIXED_SHARE * longest)
 
 
 _BANDWIDTH = "bandwidth_bytes_per_second"

@@ -160,7 +160,9 @@ def advise(store_url: str, host: str | None, sweep: str | None, folder: Path) ->
     from topobench.advice import advise as advice_on
     from topobench.db.store import Store
     from topobench.report.advice_text import render_advice
+    from topobench.report.gpu_limits import roofline_document
     from topobench.report.page.wiring import names_of
+    from topobench.report.records import Places
 
     with Store.open(store_url, create=False, read_only=True) as store:
         found, key = _sweep_and_host(store, host, sweep)
@@ -176,9 +178,11 @@ def advise(store_url: str, host: str | None, sweep: str | None, folder: Path) ->
             "sku": own["sku"] or own["description"].get("sku"),
         },
         "sweep": found,
+        "sweep_status": document["sweep"]["status"],
         "measured_at": document["sweep"]["started_at"],
         "synthetic": bool(document["sweep"]["synthetic"]),
         "advice": [_advice_document(item, folder) for item in items],
+        "roofline": roofline_document(document["cells"], Places.of(document["hosts"])),
     }
     return Outcome(data, lambda: render_advice(data), warnings=document["sweep"]["warnings"])
 
@@ -191,7 +195,8 @@ def _sweep_and_host(store: Store, host: str | None, sweep: str | None) -> tuple[
         sweep = look.newest_of_host(store, host)
         if sweep is None:
             raise UsageError(
-                f"host {host!r} took part in no sweep that ended; see: topobench serve"
+                f"host {host!r} took part in no sweep that ended; `topobench query coverage` lists "
+                "the hosts, `topobench probe` measures"
             )
     found = store.resolve_sweep(sweep or "latest")
     hosts = look.sweep_hosts(store, found)

@@ -18,6 +18,8 @@ Pairs = dict[tuple[int, int], float]
 
 USUAL_CHUNK = 1 << 20
 """What a loader takes who measured nothing."""
+_MEASURE = "topobench probe --probes host_to_device --profile full"
+"""Every chunk on every GPU, in eight blocks: fewer than six decide nothing."""
 _ARMS = ("local", "none")
 
 
@@ -35,7 +37,6 @@ def copies(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Iterator[A
 
 
 def _chunk(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
-    measure = "topobench probe --probes host_to_device --profile standard"
     sizes = {
         size: _of_all(cells, "h2d", "pinned", size, PER_CALL_BANDWIDTH.name)
         for size in _sizes(cells)
@@ -43,10 +44,12 @@ def _chunk(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
     best = enough(sizes, USUAL_CHUNK)
     if best is None:
         text = "fewer than three chunks of pinned memory were measured on the same GPUs"
-        return Advice("chunk", "copies to GPUs", (), Outlook.NOT_MEASURED, text, (measure,))
+        return Advice("chunk", "copies to GPUs", (), Outlook.NOT_MEASURED, text, (_MEASURE,))
     usual, found = format_bytes(best.usual), best.found
     text = f"{format_bytes(best.best)} is the smallest measured chunk that reaches "
-    text += f"{PEAK_SHARE:.0%} of the peak of {best.peak / 1e9:.1f} GB/s a GPU, copy by copy"
+    text += (
+        f"{100 * PEAK_SHARE:.0f} % of the peak of {best.peak / 1e9:.1f} GB/s a GPU, copy by copy"
+    )
     if best.usual >= best.best:
         text += f"; chunks of {usual} are large enough"
     elif found is not None:
@@ -57,7 +60,7 @@ def _chunk(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
         devices=(),
         outlook=best.outlook,
         text=text,
-        lines=(measure,) if best.outlook is Outlook.UNDECIDED else (),
+        lines=(_MEASURE,) if best.outlook is Outlook.UNDECIDED else (),
         effect_ratio=None if found is None else found.effect_ratio,
         lo=None if found is None else found.lo,
         hi=None if found is None else found.hi,
@@ -114,7 +117,6 @@ def _pinned(cells: Sequence[Cell]) -> Advice:
 
 def _order(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
     """Which GPUs to name first: the slow ones last, so that a smaller job leaves them out."""
-    measure = "topobench probe --probes host_to_device --profile full"
     sizes = _sizes(cells)
     rates = {
         uuid: pairs
@@ -124,7 +126,7 @@ def _order(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
     subject = "order of GPUs"
     if len(rates) < len(gpus) or len(gpus) < 2:
         text = "copies to each of two or more GPUs were not measured"
-        return Advice("order", subject, (), Outlook.NOT_MEASURED, text, (measure,))
+        return Advice("order", subject, (), Outlook.NOT_MEASURED, text, (_MEASURE,))
     against = {uuid: _against_rest(uuid, rates) for uuid in rates}
     slow = [u for u, c in against.items() if c.hi is not None and c.hi < -TOLERANCE]
     size = format_bytes(max(sizes))
@@ -138,7 +140,7 @@ def _order(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
         outlook, lines = Outlook.GAIN, (f"CUDA_VISIBLE_DEVICES={','.join(order)}",)
     elif found.lo is None:
         text = f"slowest is {names[worst]}: {signed(found)} against the others"
-        outlook, lines = Outlook.UNDECIDED, (measure,)
+        outlook, lines = Outlook.UNDECIDED, (_MEASURE,)
     else:
         text = f"keep the usual order: the slowest, {names[worst]}, is {signed(found)}"
         outlook = Outlook.NO_GAIN

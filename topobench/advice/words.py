@@ -82,7 +82,7 @@ def outlook_of(found: Comparison) -> Outlook:
 
 def signed(found: Comparison) -> str:
     """``+3.0 % (+2.8 to +3.2 %)``; without an interval where there is none."""
-    effect = f"{100 * found.effect_ratio:+.1f} %"
+    effect = f"{round(100 * found.effect_ratio, 1) + 0.0:+.1f} %"  # never -0.0
     if found.lo is None or found.hi is None:
         return f"{effect}, no interval"
     return f"{effect} ({100 * found.lo:+.1f} to {100 * found.hi:+.1f} %)"

@@ -44,13 +44,17 @@ def render_advice(data: Mapping[str, Any]) -> RenderableType:
 
 
 def _parts(data: Mapping[str, Any]) -> Iterator[RenderableType]:
-    host = data["host"]
+    host, status = data["host"], data["sweep_status"]
+    ended = "" if status == "done" else f", {clean(status)}: what it measured so far"
     yield Text(f"topobench advice for {clean(host['name'])}", style="bold")
     yield facts(
         [
             ("cluster", clean(host["cluster"])),
             ("hardware", clean(host["sku"] or "")),
-            ("measured", f"sweep {clean(data['sweep'])[:8]}, {minute(data['measured_at'])} UTC"),
+            (
+                "measured",
+                f"sweep {clean(data['sweep'])[:8]}, {minute(data['measured_at'])} UTC{ended}",
+            ),
             ("data", "SYNTHETIC: made by topobench demo" if data["synthetic"] else ""),
         ]
     )
@@ -59,6 +63,19 @@ def _parts(data: Mapping[str, Any]) -> Iterator[RenderableType]:
         if chosen:
             yield Text(f"\n{title}", style=f"bold {style}".strip())
             yield from _together(chosen)
+    yield from _roofline(data["roofline"])
+
+
+def _roofline(found: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """What bounds each work on these GPUs, by the words of the report."""
+    if any(found.values()):
+        yield Text("\nROOFLINE", style="bold")
+    for ceiling in found["ceilings"]:
+        yield Prose(f"{clean(ceiling['on'])}: {clean(ceiling['text'])}")
+    for item in (*found["bounds"], *found["unknown"]):
+        yield Prose(clean(item["text"]))
+        for line in item.get("lines", ()):
+            yield command(f"  {line}")
 
 
 def _together(items: Sequence[Item]) -> Iterator[RenderableType]:

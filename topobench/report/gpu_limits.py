@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -17,7 +17,7 @@ from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.report.sheet import Prose
 from topobench.report.words import count
-from topobench.roofline import Bound, Roof
+from topobench.roofline import CEILINGS, Bound, Bounds, Roof, Work
 from topobench.shared_paths import SharedPath
 from topobench.units import format_bytes, format_percent, format_rate, format_seconds
 
@@ -31,6 +31,7 @@ WHOSE = {
     Kind.THEORY: "the makers say at most",
 }
 """What a published figure is, in words."""
+_ORDER = tuple(Bound)
 _LINKS = {"h2d": "to the device", "d2h": "from it", "both": "both ways"}
 
 
@@ -40,8 +41,8 @@ def roofline_section(cells: Sequence[Cell], places: Places) -> Iterator[Renderab
     roofs = {p: r for p, r in roofline.roofs(figures).items() if _is_roof(r)}
     for text, where in _alike({p: _roof_text(r) for p, r in roofs.items()}):
         yield Prose(f"{gpus_text(where, places)}: {text}")
-    for bound, works in works_by_bound(cells).items():
-        yield Prose(f"bound by {bound}: {'; '.join(works)}")
+    for bounds, works in works_by_bound(cells).items():
+        yield Prose(bounds_text(bounds, works))
 
 
 def contention_section(
@@ -64,10 +65,67 @@ def expectations_section(
         yield Prose(f"{more} more far from a published one")
 
 
-def works_by_bound(cells: Sequence[Cell]) -> dict[Bound, list[str]]:
+def works_by_bound(cells: Sequence[Cell]) -> dict[Bounds, list[str]]:
     """What the work of probes is bound by on the GPUs of a sweep, in words."""
     figures = device_figures(cells)
-    return _works(figures, roofline.roofs(figures))
+    found = [
+        (bounds, figure)
+        for figure, work, roof in _worked(figures)
+        if (bounds := roofline.bounds_of(work, roof))
+    ]
+    works = _named(found)
+    return {b: works[b] for b in sorted(works, key=lambda b: (len(b), [*map(_ORDER.index, b)]))}
+
+
+def bounds_text(bounds: Bounds, works: Sequence[str]) -> str:
+    """``bound by memory: ...``; of several bounds, that none alone is it."""
+    if len(bounds) == 1:
+        return f"bound by {bounds[0]}: {'; '.join(works)}"
+    return f"{shared_bound(bounds)} count in {'; '.join(works)}"
+
+
+def shared_bound(bounds: Bounds) -> str:
+    """``no single bound: launch and host link both``."""
+    *others, last = bounds
+    return f"no single bound: {', '.join(others)} and {last} {'all' if others[1:] else 'both'}"
+
+
+def roofline_document(cells: Sequence[Cell], places: Places) -> dict[str, Any]:
+    """The same as JSON, with what was not measured and the command that would (advise)."""
+    figures = device_figures(cells)
+    roofs = {p: r for p, r in roofline.roofs(figures).items() if _is_roof(r)}
+    return {
+        "ceilings": [
+            {"on": gpus_text(where, places), "text": text}
+            for text, where in _alike({p: _roof_text(r) for p, r in roofs.items()})
+        ],
+        "bounds": [
+            {"bounds": [*bounds], "work": works, "text": bounds_text(bounds, works)}
+            for bounds, works in works_by_bound(cells).items()
+        ],
+        "unknown": [*unknown_bounds(cells)],
+    }
+
+
+def unknown_bounds(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
+    """Work whose bound no GPU of the sweep tells, by the ceilings that it lacks."""
+    worked = [*_worked(device_figures(cells))]
+    known = {_what(f) for f, work, roof in worked if not roofline.lacking(work, roof)}
+    rest = [(roofline.lacking(w, r), f, w) for f, w, r in worked if _what(f) not in known]
+    for lacks, works in _named((bounds, f) for bounds, f, _ in rest).items():
+        own = [(f, w) for bounds, f, w in rest if bounds == lacks]
+        probes = [f.probe for f, _ in own]
+        probes += [CEILINGS[b] for _, w in own for b in roofline.needed(w)]
+        line = f"topobench probe --probes {','.join(dict.fromkeys(probes))}"
+        if Bound.COMPUTE in lacks:
+            line += f" --set gemm.dtype={','.join(dict.fromkeys(w.dtype for _, w in own))}"
+        yield {
+            "lacks": [*lacks],
+            "work": works,
+            "text": f"not known, for the ceiling of {' and '.join(lacks)} was not measured: "
+            f"{'; '.join(works)}",
+            "lines": [line],
+        }
 
 
 def losses(cells: Sequence[Cell], hosts: Sequence[Host]) -> list[Contention]:
@@ -131,26 +189,30 @@ def gpus_text(where: Sequence[tuple[str, str]], places: Places) -> str:
     )
 
 
-def _works(
-    figures: Sequence[DeviceFigure], roofs: Mapping[tuple[str, str], Roof]
-) -> dict[Bound, list[str]]:
-    """Probes and sizes by what bounds them on the first GPU that knows."""
-    classes: dict[tuple[str, str], Bound] = {}
-    sizes: dict[tuple[Bound, str], list[DeviceFigure]] = defaultdict(list)
+def _worked(figures: Sequence[DeviceFigure]) -> Iterator[tuple[DeviceFigure, Work, Roof]]:
+    """Figures of probes that the roofline knows, with the roof of the first GPU of each."""
+    roofs = roofline.roofs(figures)
     for figure in figures:
-        roof = roofs.get((figure.host, figure.devices[0]))
-        work = roofline.work_of(figure.probe, figure.params)
-        bound = roofline.bound_of(work, roof) if work and roof else None
-        name, size = _work_name(figure), _size_of(figure)
-        if bound is None or (name, str(size)) in classes:
-            continue
-        classes[name, str(size)] = bound
-        sizes[bound, name].append(figure)
-    return {
-        bound: [f"{n}{_sizes_text(found)}" for (b, n), found in sizes.items() if b is bound]
-        for bound in Bound
-        if any(b is bound for b, _ in sizes)
-    }
+        if work := roofline.work_of(figure.probe, figure.params):
+            yield figure, work, roofs.get((figure.host, figure.devices[0]), Roof())
+
+
+def _named(found: Iterable[tuple[Bounds, DeviceFigure]]) -> dict[Bounds, list[str]]:
+    """Probes with their sizes by bounds; of each work what the first GPU says."""
+    seen: set[tuple[str, int | None]] = set()
+    sizes: dict[tuple[Bounds, str], list[DeviceFigure]] = defaultdict(list)
+    for bounds, figure in found:
+        if _what(figure) not in seen:
+            seen.add(_what(figure))
+            sizes[bounds, _work_name(figure)].append(figure)
+    named: dict[Bounds, list[str]] = defaultdict(list)
+    for (bounds, name), figures in sizes.items():
+        named[bounds].append(f"{name}{_sizes_text(figures)}")
+    return named
+
+
+def _what(figure: DeviceFigure) -> tuple[str, int | None]:
+    return _work_name(figure), _size_of(figure)
 
 
 def _work_name(figure: DeviceFigure) -> str:
@@ -201,6 +263,10 @@ def _loss_text(loss: Contention, places: Places) -> str:
 
 def shared_text(loss: Contention) -> str:
     """``they share the PCIe switch 0000:16:00.0``."""
+    if loss.figure.probe not in contention.OVER_PATHS:
+        return "no path between GPUs and host carries this work: power, heat or the host"
+    if loss.path is None and len(loss.devices) == 1:
+        return "the others do not, so no shared path explains it"
     if loss.path is None:
         return "they share no path that is known"
     return f"they share the {loss.path.kind} {clean(loss.path.name)}"

@@ -14,14 +14,17 @@ from topobench.report.gpu_limits import (
     gpus_text,
     losses,
     models_of,
+    shared_bound,
     shared_text,
+    unknown_bounds,
     work_text,
     works_by_bound,
 )
 from topobench.report.page import plots
-from topobench.report.page.parts import Figure, Head, Part, Table
+from topobench.report.page.parts import Figure, Head, Missing, Part, Table
 from topobench.report.records import Places
 from topobench.report.safe import clean
+from topobench.roofline import Bounds
 from topobench.units import format_percent
 
 Cell = Mapping[str, Any]
@@ -33,12 +36,18 @@ _LINE = 26
 
 
 def bounds(cells: Sequence[Cell]) -> Iterator[Part]:
-    """What bounds the work of each probe, by the ceilings of the same sweep."""
+    """What bounds the work of each probe, by the ceilings of the same sweep; and which lack."""
     found = works_by_bound(cells)
     if found:
-        rows = [[str(bound), work] for bound, works in found.items() for work in works]
+        rows = [[_bound(bounds), work] for bounds, works in found.items() for work in works]
         caption = "What bounds each work, by the ceilings measured in this sweep."
         yield Table([Head("bound by"), Head("work")], rows, caption=caption).limited()
+    for item in unknown_bounds(cells):
+        yield Missing(f"What bounds it is {item['text']}", " ".join(item["lines"]))
+
+
+def _bound(bounds: Bounds) -> str:
+    return str(bounds[0]) if len(bounds) == 1 else shared_bound(bounds)
 
 
 def sharing(cells: Sequence[Cell], host: Host, places: Places) -> Iterator[Part]:
