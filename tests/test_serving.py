@@ -358,6 +358,14 @@ class TestFaults:
         with serving(Options(), tls) as (base, _):
             found = loaded(base)
             trusted = loaded(base, ca_file=str(pair[1]))
+            plain = loaded(base.replace("https:", "http:"))
+        with serving(Options()) as (base, _):
+            without = loaded(base.replace("http:", "https:"))
+        assert plain.error is not None
+        assert plain.error.code in ("wrong_data", "no_endpoint")
+        assert without.error is not None
+        assert without.error.code == "tls_error"
+        assert "or is it http:?" in without.error.text
         assert found.error is not None
         assert found.error.code == "tls_error"
         assert "name its certificate by ca_file" in found.error.text
@@ -383,6 +391,17 @@ class TestFaults:
         assert window["n"] - window["errors"] == len(found.samples("ttft_seconds")) > 0
         assert isinstance(found.error, ResultInvalid)
         assert found.error.code == ("wrong_data" if kind == "wrong_usage" else "requests_failed")
+
+    def test_what_fails_while_a_load_is_held_is_not_waited_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> None:
+            raise MemoryError("no room")
+
+        monkeypatch.setattr(serving_windows.Collected, "finish", full)
+        for load_ in ({"concurrency": 2}, {"arrivals": "constant", "rate": 50.0}):
+            with serving(Options()) as (base, _), pytest.raises(MemoryError, match="no room"):
+                loaded(base, window=30.0, **load_)
 
     def test_the_whole_probe_ends_by_its_deadline(self) -> None:
         with serving(Options()) as (base, _):

@@ -98,6 +98,8 @@ class TestFraming:
             (OK + b"Transfer-Encoding: gzip, chunked", "its transfer is coded"),
             (OK + b"Content-Length: 5\r\nTransfer-Encoding: chunked", "tells a length as well"),
             (OK + b"Content-Encoding: gzip", "content is coded"),
+            (OK + b"X: a\rb", "is no header"),
+            (OK + b"X: a\0b", "is no header"),
         ],
     )
     def test_a_head_that_has_two_readings_is_refused(self, head: bytes, said: str) -> None:
@@ -168,10 +170,16 @@ class Taken:
 
 @dataclass
 class Raw:
-    """A server that answers each request with given pieces, and counts connections."""
+    """
+    A server that answers each request with given pieces, and counts connections.
+
+    Args:
+        closing: Numbers of the requests after which it closes the connection.
+    """
 
     answers: list[list[bytes]]
     connections: int = 0
+    closing: frozenset[int] = frozenset()
     requests: list[bytes] = field(default_factory=list)
     closes: bool = False
     handlers: list[asyncio.Task[Any]] = field(default_factory=list)
@@ -186,7 +194,7 @@ class Raw:
                 while True:
                     self.requests.append(await reader.readuntil(b"\r\n\r\n"))
                     await self._answer(writer)
-                    if self.closes:
+                    if self.closes or len(self.requests) in self.closing:
                         break
         finally:
             writer.close()
@@ -304,11 +312,57 @@ class TestConnections:
             ([b"SSH-2.0-OpenSSH\r\n\r\n"], BadAnswer),
             ([CHUNKED + b"zz\r\n"], BadAnswer),
             ([b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000], BadAnswer),
+            ([b"HTTP/1.1 100 Continue\r\n\r\n" * 60_000], BadAnswer),
         ],
     )
     def test_half_an_answer_is_none(self, pieces: list[bytes], error: type[Exception]) -> None:
         with pytest.raises(error):
             talk(Raw([pieces], closes=True), asked)
+
+    @pytest.mark.parametrize(
+        "begin", [b"220 mail\r\n", b"\x15\x03\x03", OK.replace(b"\r", b"") + b"\n"]
+    )
+    def test_what_can_be_no_head_is_not_waited_for(self, begin: bytes) -> None:
+        """The connection stays open, as that of a server which waits for more words does."""
+        with pytest.raises(BadAnswer, match=r"begins with|carriage return"):
+            talk(Raw([[begin]]), asked)
+
+    def test_a_connection_that_the_server_closed_meanwhile_is_made_again(self) -> None:
+        """Only if it was used before, and nothing of an answer came."""
+        raw = Raw([[ANSWER], [], [ANSWER], [OK[:20]]], closing=frozenset({2, 4}))
+
+        async def three(pool: Pool) -> list[Taken]:
+            found = [await asked(pool), await asked(pool)]
+            with pytest.raises(ConnectionResetError):
+                await asked(pool)
+            return found
+
+        one, other = talk(raw, three)
+        assert one.data == other.data != b""
+        assert (len(raw.requests), raw.connections) == (4, 2)
+
+    def test_a_new_connection_that_is_closed_at_once_is_told(self) -> None:
+        raw = Raw([[]], closes=True)
+        with pytest.raises(ConnectionResetError):
+            talk(raw, asked)
+        assert raw.connections == 1
+
+    def test_the_end_of_a_stream_is_read_aside(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An answer counts as it has said all; its connection is used again once it ended."""
+        monkeypatch.setattr(serving_http, "GRACE_SECONDS", 0.0)
+        end = b"0\r\n\r\n"
+        raw = Raw([[ANSWER.removesuffix(end), *[b""] * 50, end], [ANSWER]])
+
+        async def three(pool: Pool) -> list[int]:
+            counts = []
+            for pause in (0.0, 0.5, 0.0):
+                await asked(pool)
+                counts.append(raw.connections)
+                await asyncio.sleep(pause)
+            return counts
+
+        assert talk(raw, three) == [1, 2, 2]
+        assert len(raw.requests) == 3
 
     def test_a_late_answer_never_reaches_the_next_request(self) -> None:
         """After a time-out and after a cancelled request the connection is closed."""

@@ -375,8 +375,8 @@ def test_facts_of_known_servers_are_read_and_others_left_alone() -> None:
 def test_power_is_of_all_gpus_together_and_only_while_asked() -> None:
     meter = GpuMeter(["GPU-a", "GPU-b"])
     for at, line in (
-        *((1.0, "GPU-a, 100.0, 10"), (1.1, "GPU-b, 200.0, 20"), (2.0, "GPU-a, 110.0, 11")),
-        *((2.1, "GPU-b, [N/A], 20"), (3.0, "GPU-a, 120.0, 12"), (3.1, "GPU-b, 230.5, 30")),
+        *((1.0, "GPU-a, 100.0, 10"), (1.01, "GPU-b, 200.0, 20"), (2.0, "GPU-a, 110.0, 11")),
+        *((2.01, "GPU-b, [N/A], 20"), (3.0, "GPU-a, 120.0, 12"), (3.01, "GPU-b, 230.5, 30")),
     ):
         meter.line(line, at)
     meter.line("GPU-c, 500.0, 99", 3.2)
@@ -385,6 +385,19 @@ def test_power_is_of_all_gpus_together_and_only_while_asked() -> None:
     assert meter.watts(0.0, 2.0) == [300.0]
     assert meter.peak_bytes(0.0, 2.5) == 20 << 20
     assert meter.peak_bytes(5.0, 6.0) is None
+
+
+def test_a_gpu_that_tells_nothing_mixes_no_two_rounds() -> None:
+    """It says N/A, it is gone for a round, or the window begins inside a round."""
+    meter = GpuMeter(["GPU-a", "GPU-b"])
+    for number, (a, b) in enumerate([("1", "2"), ("[N/A]", "20"), ("100", "nan"), ("", "2000")]):
+        for at, line in ((0.0, f"GPU-a, {a}, 1"), (0.01, f"GPU-b, {b}, 1")):
+            if not line.startswith("GPU-a, ,"):
+                meter.line(line, number + at)
+    meter.line("GPU-a, 10000, 1", 4.0)
+    meter.line("GPU-b, 20000, 1", 4.01)
+    assert meter.watts(0.0, 9.0) == [3.0, 30_000.0]
+    assert meter.watts(0.005, 4.005) == []
 
 
 def test_a_server_on_gpus_is_read_by_nvidia_smi_as_long_as_it_is_loaded(tmp_path: Path) -> None:

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import html
 import json
 import os
 import re
 import resource
 import ssl
+import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from topobench.errors import ProbeError
 from topobench.masking import MASK
 from topobench.probes.serving_framing import BadAnswer
 from topobench.probes.serving_http import Address, NotConnected, Pool, clock
+from topobench.probes.serving_stream import RequestFailed, Stream
 from topobench.probes.serving_windows import Served
 from topobench.reading import ReasonCode, Scalar
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-_decoded = json.JSONDecoder().raw_decode  # without a look for white space, which is cut already
-_LONGEST_EVENT = 1 << 20
-_LONGEST_ERROR = 300
-_ENDLESS_FACTOR, _ENDLESS_MORE = 4, 64
-"""More chunks than so many times the tokens asked for, and some: the stream has no end."""
 _FACT_BYTES = 4 << 20
 _UNPRINTED = re.compile(r"[\x00-\x1f\x7f]")
+_TLS_ALERT = "it begins with b'\\x15\\x03"
+_TOLD_BEGINNING = 8
+"""So many characters are enough to take what follows for the key, cut or changed as it may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +53,23 @@ class Target:
 
     def mask(self, text: str) -> str:
         """Text without the key: servers like to repeat it when they refuse it."""
-        return text.replace(self.key, MASK) if self.key else text
+        return _hidden(self.key).sub(MASK, text) if self.key else text
+
+
+@functools.lru_cache(maxsize=4)
+def _hidden(key: str) -> re.Pattern[str]:
+    """What may be the key: as it is, as JSON, a URL or HTML have it, quoted twice, or cut off."""
+    escaped = [r"\\+" if c == "\\" else re.escape(c) for c in key]
+    parts = [r"\\*".join(escaped)]
+    parts += [re.escape(form) for form in (urllib.parse.quote(key, safe=""), html.escape(key))]
+    if len(key) >= 2 * _TOLD_BEGINNING:
+        parts.append(r"\\*".join(escaped[:_TOLD_BEGINNING]) + r"[^\s\"'<>]*")
+    return re.compile("|".join(parts))
 
 
 def trace_text(traces: int, number: int) -> str:
     """The W3C trace id of a client's request: 32 hexadecimal digits."""
     return f"{traces:016x}{number:016x}"
-
-
-class RequestFailed(Exception):
-    """A request that gave no usable answer; told by its class of error."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        self.kind = kind
-        super().__init__(text)
 
 
 class Client:
@@ -140,7 +144,7 @@ class Client:
         number, wanted = served.trace, served.wanted_output
         body = f'{self._before}{prompt}{self._after}"max_tokens":{wanted}{self._tail}'.encode()
         head = f"{self._head}{number:016x}-{number:016x}-01\r\nContent-Length: {len(body)}\r\n\r\n"
-        stream = _Stream(served, self.target.mask, gap)
+        stream = Stream(served, self.target.mask, gap)
         served.sent = clock()
         ended = await self._pool.exchange(head.encode() + body, stream, self.target.timeout_seconds)
         stream.check()
@@ -166,116 +170,11 @@ class _Page:
         return len(self.data) > self._most
 
 
-class _Stream:
-    """The state of one answer: what its events said so far, and when tokens came."""
-
-    def __init__(
-        self, served: Served, mask: Callable[[str], str], gap: Callable[[float], None]
-    ) -> None:
-        self._served = served
-        self._mask = mask
-        self._gap = gap
-        self._most = _ENDLESS_FACTOR * served.wanted_output + _ENDLESS_MORE
-        self._buffer = b""
-        self._refused = 0
-        self._last = 0.0
-        self._done = self._finished = False
-
-    def begin(self, status: int, content_type: str) -> None:
-        """See :class:`Taker`."""
-        if status != 200:
-            self._refused = status
-        elif content_type != "text/event-stream":
-            raise RequestFailed("not_streaming", f"the answer is {content_type or 'of no type'}")
-
-    def take(self, data: bytes, now: float) -> bool:
-        """See :class:`Taker`; all was said once the stream says that it is done."""
-        if self._refused:
-            self._buffer += data
-            return len(self._buffer) > _LONGEST_ERROR * 4
-        served = self._served
-        before = served.chunks
-        self._feed(data)
-        if served.chunks > before:
-            if self._last:
-                self._gap(now - self._last)
-            else:
-                served.first = now
-            self._last = now
-            if served.chunks > self._most:
-                raise RequestFailed("endless", f"more than {self._most} chunks")
-        if self._done:
-            served.ended = now
-        return self._done
-
-    def _feed(self, data: bytes) -> None:
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        if len(self._buffer) > _LONGEST_EVENT:
-            raise RequestFailed("malformed", f"an event of more than {_LONGEST_EVENT} bytes")
-        for line in lines:
-            if line.startswith(b"data:"):
-                payload = line[5:].strip()
-                if payload == b"[DONE]":
-                    self._done = True
-                else:
-                    self._event(payload)
-
-    def _event(self, payload: bytes) -> None:
-        try:
-            event, end = _decoded(said := str(payload, "utf-8"))
-            if end != len(said):
-                raise ValueError("more follows")
-            if (error := event.get("error")) is not None:
-                raise RequestFailed("server_error", self._mask(str(error))[:_LONGEST_ERROR])
-            for choice in event.get("choices") or ():
-                delta = choice.get("delta")
-                text = choice.get("text") if delta is None else _said(delta)
-                self._served.chunks += bool(text)
-                self._finished = self._finished or choice.get("finish_reason") is not None
-            if usage := event.get("usage"):
-                self._usage(usage)
-        except (ValueError, TypeError, AttributeError, KeyError) as wrong:
-            raise RequestFailed("malformed", self._mask(repr(payload))[:100]) from wrong
-
-    def _usage(self, usage: Mapping[str, Any]) -> None:
-        served = self._served
-        served.input_tokens = int(usage["prompt_tokens"])
-        served.output_tokens = int(usage["completion_tokens"])
-        details = usage.get("prompt_tokens_details") or {}
-        served.cached = details.get("cached_tokens")
-
-    def check(self) -> None:
-        """
-        Whether the server took the request, the answer is whole, its token count can be.
-
-        Raises:
-            RequestFailed: It is not.
-        """
-        served = self._served
-        if self._refused:
-            text = self._buffer[: _LONGEST_ERROR * 4].decode(errors="replace")
-            said = self._mask(" ".join(text.split()))[:_LONGEST_ERROR]
-            raise RequestFailed(f"http_{self._refused}", said)
-        if not (self._done or self._finished):
-            raise RequestFailed("incomplete", "the stream broke off")
-        if not served.chunks:
-            raise RequestFailed("no_tokens", "the answer holds no text")
-        told = served.output_tokens
-        if told is not None and not served.chunks <= told <= served.wanted_output + 1:
-            text = f"{told} tokens told, {served.chunks} chunks came, {served.wanted_output} asked"
-            raise RequestFailed("wrong_usage", text)
-
-
 _WRAPPED = {
     "completions": ('{"prompt":', ","),
     "chat": ('{"messages":[{"role":"user","content":', "}],"),
 }
 """What stands before and after the prompt."""
-
-
-def _said(delta: Mapping[str, Any]) -> Any:
-    """The text of a chat delta; reasoning is text that the user waits for too."""
-    return delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
 
 
 def _tail(target: Target) -> str:
@@ -360,12 +259,20 @@ def explained(error: Exception, target: Target) -> ProbeError:
         text = f"{where} gave no whole answer within {target.timeout_seconds:g} s"
         return ProbeError(ReasonCode.DEADLINE, text)
     if isinstance(error, BadAnswer):
-        text = f"what answers at {where} does not speak HTTP/1.1: {error}"
+        hint = "; it speaks TLS, so take https:" if str(error).startswith(_TLS_ALERT) else ""
+        text = f"what answers at {where} cannot be read as HTTP/1.1: {error}{hint}"
         return ProbeError(ReasonCode.WRONG_DATA, target.mask(text))
-    if isinstance(error, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLError):
-        text = f"no trusted connection to {where}: {error}; name its certificate by ca_file"
+    tls = error if isinstance(error, ssl.SSLError) else error.__cause__
+    if isinstance(tls, ssl.SSLError):
+        trusted = isinstance(tls, ssl.SSLCertVerificationError)
+        hint = (
+            "name its certificate by ca_file" if trusted else "does it speak TLS, or is it http:?"
+        )
+        text = f"no trusted connection to {where}: {error}; {hint}"
         return ProbeError(ReasonCode.TLS_ERROR, target.mask(text))
     said = str(error) or type(error).__name__
+    if not isinstance(error, OSError):
+        return ProbeError(ReasonCode.WRONG_DATA, target.mask(f"the answer of {where}: {said}"))
     text = f"nothing answers at {where}: {said}; is the server up, the address right?"
     return ProbeError(ReasonCode.NO_ENDPOINT, target.mask(text))
 

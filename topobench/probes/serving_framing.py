@@ -14,6 +14,7 @@ from dataclasses import dataclass
 _LONGEST_LINE = 1 << 12
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?\Z")
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-zA-Z]+\Z")
+_CUT = re.compile(rb"[\r\n\0]")
 _LENGTH = re.compile(rb"[0-9]{1,15}\Z")
 _SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;.*)?\Z", re.DOTALL)
 _ONCE = frozenset({b"content-length", b"transfer-encoding"})
@@ -57,8 +58,8 @@ class Head:
         Raises:
             BadAnswer: In no way that can be read.
         """
-        coding = self.headers.get(b"content-encoding", b"identity").lower()
-        if coding != b"identity":
+        coding = self.headers.get(b"content-encoding", b"").lower()
+        if coding not in (b"", b"identity"):
             raise BadAnswer(f"its content is coded ({coding[:20]!r}), which nobody asked for")
         if self.status in _NO_BODY:
             return Counted(0)
@@ -92,7 +93,7 @@ def head_of(data: bytes) -> Head:
     headers: dict[bytes, bytes] = {}
     for line in lines:
         name, colon, value = line.partition(b":")
-        if not colon or not _NAME.match(name):
+        if not colon or not _NAME.match(name) or _CUT.search(value):
             raise BadAnswer(f"{line[:60]!r} is no header")
         name, value = name.lower(), value.strip(b" \t")
         if name in _ONCE and headers.get(name, value) != value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 
 PROGRAM = "nvidia-smi"
 PERIOD_SECONDS = 0.2
+_GAP_SECONDS = PERIOD_SECONDS / 2
+"""Lines that lie further apart are not of one round."""
 _MIB = 1 << 20
 
 
@@ -57,13 +60,24 @@ class GpuMeter:
 
     def watts(self, start: float, end: float) -> list[float]:
         """Power of all GPUs together, one value a round of readings, inside a span of time."""
-        rounds: list[dict[str, float]] = []
+        found = []
+        for readings in self._rounds():
+            watts = [r.watts for r in readings if r.watts is not None]
+            inside = start <= readings[0].at and readings[-1].at < end
+            if inside and len(watts) == len(self.devices):
+                found.append(math.fsum(watts))
+        return found
+
+    def _rounds(self) -> list[list[GpuReading]]:
+        """What was read at once; a GPU that tells nothing, or is gone, mixes no two rounds."""
+        rounds: list[list[GpuReading]] = []
         for reading in self.readings:
-            if start <= reading.at < end and reading.watts is not None:
-                if not rounds or reading.device in rounds[-1]:
-                    rounds.append({})
-                rounds[-1][reading.device] = reading.watts
-        return [sum(r.values()) for r in rounds if len(r) == len(self.devices)]
+            last = rounds[-1] if rounds else []
+            again = any(r.device == reading.device for r in last)
+            if not last or again or reading.at - last[-1].at > _GAP_SECONDS:
+                rounds.append(last := [])
+            last.append(reading)
+        return rounds
 
     def peak_bytes(self, start: float, end: float) -> float | None:
         """The most memory in use on one of them; None if nothing was read."""
@@ -73,9 +87,10 @@ class GpuMeter:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return None
+    return value if math.isfinite(value) else None
 
 
 @contextlib.contextmanager

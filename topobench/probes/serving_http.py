@@ -16,17 +16,25 @@ import socket
 import ssl
 import time
 import urllib.parse
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from topobench.probes.serving_framing import BadAnswer, Framing, head_of
 
 clock = time.perf_counter
+GRACE_SECONDS = 0.01
+"""
+An answer that said all is waited for so long to end, so that its connection is used again.
+
+After one that took longer the next are not waited for, until one of them was as fast.
+"""
 LINGER_SECONDS = 1.0
-"""An answer that said all may go on for so long; then its connection is closed."""
+"""An answer that said all may go on aside for so long; then its connection is closed."""
 LONGEST_REST = 1 << 20
-"""Bytes of such an answer that are read and dropped."""
+"""Bytes of such an answer that are read and dropped; and of those that only announce another."""
 _LONGEST_HEAD = 1 << 16
+_BEGINNING = b"HTTP/1."
 _BUFFER_BYTES = 1 << 16
 _LOOK_SECONDS = 0.1
 """Between looks for answers that are late; a timer for each request would cost more."""
@@ -99,10 +107,9 @@ class Pool:
         self.address = address
         self._tls = tls
         self._idle: list[_Connection] = []
-        self._open: set[_Connection] = set()
+        self._shared = _Shared(self._rested)
         self._busy: set[_Connection] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._found: list[str] = []
         self._turn = 0
 
@@ -121,13 +128,33 @@ class Pool:
             BadAnswer: The answer is not HTTP/1.1.
             Exception: What ``taker`` raised.
         """
+        deadline = clock() + seconds
         connection = self._take()
-        if connection is None:
-            began = clock()
-            async with asyncio.timeout(seconds):
-                connection = await self._connect()
-            seconds -= clock() - began
-        connection.deadline = clock() + seconds
+        if connection is not None:
+            try:
+                return await self._on(connection, request, taker, deadline)
+            except ConnectionError:
+                # Servers close connections that were idle; one may cross with the request.
+                if connection.heard:
+                    raise
+        async with asyncio.timeout(deadline - clock()):
+            connection = await self._connect()
+        return await self._on(connection, request, taker, deadline)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        self._idle.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        for connection in self._shared.open:
+            connection.abort()
+        while self._shared.open:
+            await asyncio.sleep(0)
+
+    async def _on(
+        self, connection: _Connection, request: bytes, taker: Taker, deadline: float
+    ) -> float:
+        connection.deadline = deadline
         self._busy.add(connection)
         if self._timer is None:
             self._look()
@@ -136,21 +163,18 @@ class Pool:
         finally:
             self._busy.discard(connection)
         if connection.reusable:
-            connection.idle_since = ended
-            self._idle.append(connection)
+            self._rested(connection)
+        elif connection.ending:
+            self._busy.add(connection)
         else:
             connection.abort()
         return ended
 
-    async def close(self) -> None:
-        """Close every connection."""
-        self._idle.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-        for connection in self._open:
-            connection.abort()
-        while self._open:
-            await asyncio.sleep(0)
+    def _rested(self, connection: _Connection) -> None:
+        """Its answer is whole: it may be asked again."""
+        self._busy.discard(connection)
+        connection.idle_since = clock()
+        self._idle.append(connection)
 
     def _look(self) -> None:
         """End the exchanges that are late, now and every so often, while there are any."""
@@ -181,7 +205,7 @@ class Pool:
         for host in hosts:
             try:
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(self._open, self._buffer),
+                    lambda: _Connection(self._shared),
                     host,
                     self.address.port,
                     ssl=self._tls,
@@ -208,18 +232,36 @@ class Pool:
         return self._found[at:] + self._found[:at]
 
 
+@dataclass(slots=True)
+class _Shared:
+    """
+    What the connections of a pool have in common.
+
+    Args:
+        rested: Is told when an answer ended after its exchange.
+        buffer: That all of them read into: what was read is taken before another one reads.
+            A buffer for each read, as a plain protocol has it, costs more than all else of it.
+        open: Those that are not closed.
+        prompt: The server's last answer that said all ended within the grace.
+    """
+
+    rested: Callable[[_Connection], None]
+    buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(_BUFFER_BYTES)))
+    open: set[_Connection] = field(default_factory=set)
+    prompt: bool = True
+
+
 class _Connection(asyncio.BufferedProtocol):
     """
     One request after the other; each answer goes to its taker as it comes.
 
-    Args:
-        buffer: That all connections read into: what was read is taken before another one reads.
-            A buffer for each read, as a plain protocol has it, costs more than all else of it.
+    Attributes:
+        heard: A byte of the answer came.
     """
 
-    def __init__(self, open_: set[_Connection], buffer: memoryview) -> None:
-        self._open = open_
-        self._buffer = buffer
+    def __init__(self, shared: _Shared) -> None:
+        self._shared = shared
+        self._said = 0.0
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._ended: asyncio.Future[float] | None = None
@@ -228,13 +270,25 @@ class _Connection(asyncio.BufferedProtocol):
         self._head = b""
         self._rest = 0
         self._enough = self._keep = False
+        self._grace: asyncio.TimerHandle | None = None
+        self.heard = False
         self.deadline = math.inf
         self.idle_since = 0.0
 
     @property
     def reusable(self) -> bool:
         """Whether another request may be sent."""
-        return self._keep and self._transport is not None and not self._transport.is_closing()
+        whole = self._framing is not None and self._framing.done
+        return whole and self._keep and self._lives
+
+    @property
+    def ending(self) -> bool:
+        """Whether its answer said all, and may end well."""
+        return self._enough and self._lives
+
+    @property
+    def _lives(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
 
     def abort(self) -> None:
         """Close it at once."""
@@ -246,7 +300,7 @@ class _Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             raise ConnectionResetError("the connection was closed as soon as it was made")
         self._taker, self._framing, self._head, self._rest = taker, None, b"", 0
-        self._enough = self._keep = False
+        self._enough = self._keep = self.heard = False
         self._ended = self._loop.create_future()
         self._transport.write(request)
         try:
@@ -256,90 +310,134 @@ class _Connection(asyncio.BufferedProtocol):
             raise
         finally:
             self._taker = self._ended = None
+            if self._grace is not None:
+                self._grace.cancel()
+                self._grace = None
 
     def expire(self) -> None:
         """It is late: an answer that said all counts, its connection does not."""
-        if not self._enough:
-            self._fail(TimeoutError())
-        elif self._ended is not None and not self._ended.done():
-            self._keep = False
-            self._ended.set_result(clock())
+        self._fail(TimeoutError())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Is told by the loop."""
         self._transport = cast(asyncio.Transport, transport)
-        self._open.add(self)
+        self._shared.open.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Is asked by the loop: where to read to."""
-        return self._buffer
+        return self._shared.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """Is told by the loop: so many bytes came."""
         now = clock()
-        data = bytes(self._buffer[:nbytes])
-        taker = self._taker
-        if taker is None or self._ended is None or self._ended.done():
-            self._keep = False  # bytes that nobody asked for
-            self.abort()
-            return
+        data = bytes(self._shared.buffer[:nbytes])
+        self.heard = True
         try:
-            if self._framing is None:
-                rest = self._begin(self._head + data, taker)
-                if rest is None:
-                    return
-                data = rest
-            self._body(data, taker, now)
+            if self._enough:
+                self._end(data, now)
+            elif self._taker is None or self._ended is None or self._ended.done():
+                raise BadAnswer("bytes that nobody asked for")
+            elif (rest := self._begin(data, self._taker)) is not None:
+                self._body(rest, self._taker, now)
         except Exception as error:
             self._fail(error)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Is told by the loop: the connection is closed."""
         self._transport, self._keep = None, False
-        self._open.discard(self)
-        if self._ended is None or self._ended.done():
-            return
-        if self._enough or (error is None and self._framing and self._framing.ends_with_it):
-            self._ended.set_result(clock())
+        self._shared.open.discard(self)
+        if error is None and self._framing is not None and self._framing.ends_with_it:
+            self._release(clock())
         else:
             text = "the connection was closed before the answer was whole"
             self._fail(error or ConnectionResetError(text))
 
     def _begin(self, data: bytes, taker: Taker) -> bytes | None:
-        """Read the head; the bytes after it, or None if it is not whole yet."""
+        """Bytes of the body among those that came; None while the head is not whole."""
+        if self._framing is not None:
+            return data
+        data = self._head + data
         while True:
             end = data.find(b"\r\n\r\n")
             if end < 0:
-                if len(data) > _LONGEST_HEAD:
-                    raise BadAnswer(f"a head of more than {_LONGEST_HEAD} bytes")
+                _check_beginning(data)
                 self._head = data
                 return None
             head = head_of(data[:end])
             data = data[end + 4 :]
-            if head.status >= 200:  # others come before the answer
+            if head.status >= 200:
                 break
-        self._framing, self._keep = head.framing(), head.keeps
+            self._rest += end  # it only announces the answer
+            if self._rest > LONGEST_REST:
+                raise BadAnswer(f"more than {LONGEST_REST} bytes announce an answer")
+        self._framing, self._keep, self._rest = head.framing(), head.keeps, 0
         taker.begin(head.status, head.content_type)
         return data
 
     def _body(self, data: bytes, taker: Taker, now: float) -> None:
         framing = self._framing
         assert framing is not None
-        assert self._ended is not None
         payload = framing.feed(data)
-        if self._enough:
-            self._rest += len(payload)
-            if self._rest > LONGEST_REST:
-                self.expire()
-                return
-        elif payload and taker.take(payload, now):
-            self._enough = True
-            self.deadline = min(self.deadline, now + LINGER_SECONDS)
+        self._enough = bool(payload) and taker.take(payload, now)
         if framing.done:
-            self._keep = self._keep and not framing.surplus
+            self._whole(framing, now)
+        elif self._enough:
+            self._said, self.deadline = now, min(self.deadline, now + LINGER_SECONDS)
+            if self._shared.prompt:
+                self._grace = self._loop.call_later(GRACE_SECONDS, self._give_up)
+            else:
+                self._release(now)
+
+    def _end(self, data: bytes, now: float) -> None:
+        """Read on to the end of an answer that said all."""
+        framing = self._framing
+        assert framing is not None
+        self._rest += len(data)
+        framing.feed(data)
+        if framing.done:
+            self._shared.prompt = now - self._said <= GRACE_SECONDS
+            self._whole(framing, now)
+            if self._taker is None and self.reusable:
+                self._shared.rested(self)
+        elif self._rest > LONGEST_REST:
+            raise BadAnswer(f"more than {LONGEST_REST} bytes after its end")
+
+    def _give_up(self) -> None:
+        """The answer is not waited for any longer."""
+        self._shared.prompt = False
+        self._release(self._said)
+
+    def _whole(self, framing: Framing, now: float) -> None:
+        self._keep = self._keep and not framing.surplus
+        self._enough = False
+        self._release(now)
+
+    def _release(self, now: float) -> None:
+        """The answer counts; its last byte came then."""
+        if self._ended is not None and not self._ended.done():
             self._ended.set_result(now)
 
     def _fail(self, error: Exception) -> None:
+        """Close it; the answer counts if it said all."""
         self._keep = False
-        if self._ended is not None and not self._ended.done():
+        if self._enough:
+            self._enough = False
+            self._release(clock())
+        elif self._ended is not None and not self._ended.done():
             self._ended.set_exception(error)
+        self.abort()
+
+
+def _check_beginning(data: bytes) -> None:
+    """
+    Look at a head that is not whole.
+
+    Raises:
+        BadAnswer: It will never be one.
+    """
+    if not data.startswith(_BEGINNING[: len(data)]):
+        raise BadAnswer(f"it begins with {data[:60]!r}")
+    if b"\n\n" in data:
+        raise BadAnswer("the lines of its head end without a carriage return")
+    if len(data) > _LONGEST_HEAD:
+        raise BadAnswer(f"a head of more than {_LONGEST_HEAD} bytes")

@@ -17,7 +17,7 @@ import os
 import random
 import time
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,7 +97,8 @@ class Level:
         self._windows: list[_Open] = []
         self._due = 0.0
         self._meter = _InFlight()
-        self._tasks: set[asyncio.Task[bool]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._error: BaseException | None = None
         self._stop = asyncio.Event()
         self.given_up = False
         self._late = 0.0
@@ -106,7 +107,7 @@ class Level:
         """Hold the load for the ramp and so many windows; then let it go."""
         began = clock()
         self._meter.reset(began)
-        source = asyncio.create_task(self._open(began) if self._shape.open_loop else self._closed())
+        source = self._task(self._open(began) if self._shape.open_loop else self._closed())
         cut: list[_Cut] = []
         try:
             await self._wait(self._shape.ramp_seconds)
@@ -118,6 +119,8 @@ class Level:
         finally:
             self._stop.set()
             await _end([source, *self._tasks])
+        if self._error is not None:
+            raise self._error
         return [self._judged(c, purpose) for c in cut]
 
     async def _cut(self, began: float) -> _Cut:
@@ -197,9 +200,18 @@ class Level:
                 self.given_up = True
                 return
             self._due = due
-            task = asyncio.create_task(self._one(due))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.add(self._task(self._one(due)))
+
+    def _task(self, what: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task whose failure ends the load, which would wait for it in vain."""
+        task = asyncio.create_task(what)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._error, self.given_up = error, True
 
     async def _one(self, due: float | None) -> bool:
         """One request, from its making to its record; whether it ended well."""
@@ -297,12 +309,13 @@ class _InFlight:
 
     def __init__(self) -> None:
         self._now = 0
-        self._at = self._area = 0.0
+        self._from = self._at = self._area = 0.0
         self._ended, self._seconds = 0, 0.0
 
     def reset(self, at: float) -> None:
         """Begin to integrate; what is in flight stays."""
-        self._at, self._area, self._ended, self._seconds = at, 0.0, 0, 0.0
+        self._from = self._at = at
+        self._area, self._ended, self._seconds = 0.0, 0, 0.0
 
     def begin(self, at: float) -> None:
         """A request is sent."""
@@ -310,8 +323,9 @@ class _InFlight:
         self._now += 1
 
     def end(self, at: float, seconds: float) -> None:
-        """A request ended, after so long in flight."""
+        """A request ended, after so long in flight; it may be told a little later."""
         self._step(at)
+        self._area -= self._at - max(at, self._from)
         self._now -= 1
         self._ended += 1
         self._seconds += seconds
@@ -322,7 +336,7 @@ class _InFlight:
         return Flow(end - start, self._area, self._ended, self._seconds)
 
     def _step(self, at: float) -> None:
-        at = max(at, self._at)  # an answer may be done a little before it is let go
+        at = max(at, self._at)
         self._area += self._now * (at - self._at)
         self._at = at
 

@@ -34,6 +34,7 @@ _VERSION_PAGES = ("/version", "/info", "/get_server_info", "/props")
 """Of vLLM, TGI, SGLang and llama.cpp."""
 _VERSION_KEYS = ("version", "build_info")
 _MOST_MODELS = 5
+_LONGEST_NAME = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ async def ready(client: Client, server: Server, found: Running) -> list[str]:
             said = f"{client.target.base} answered {status}: look at {hint} of this server"
             raise ProbeError(ReasonCode.ENDPOINT_REFUSED, said)
         if status < 500 or found.process is None:
-            return _models(text) if status == 200 else []
+            return _models(text, server.model) if status == 200 else []
         if time.monotonic() > until:
             text = f"{server.name} was not ready after {server.timeout_seconds:g} s"
             raise ProbeError(ReasonCode.DEADLINE, text)
@@ -167,12 +168,19 @@ def key_of(server: Server) -> str | None:
     return key
 
 
-def _models(text: str) -> list[str]:
+def _models(text: str, wanted: str | None) -> list[str]:
+    """The names in a list of models; of those that no name can be, only the one that is wanted."""
     try:
         listed: list[dict[str, Any]] = json.loads(text)["data"]
-        return [str(m["id"]) for m in listed]
-    except (ValueError, TypeError, KeyError):
+        names = [m["id"] for m in listed]
+    except (ValueError, TypeError, KeyError, RecursionError):
         return []
+    return [
+        name
+        for name in names
+        if isinstance(name, str)
+        and (name == wanted or (name.isprintable() and 0 < len(name) <= _LONGEST_NAME))
+    ]
 
 
 def _free_port() -> int:

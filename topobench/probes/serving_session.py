@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from topobench.errors import ProbeError
 from topobench.probes import serving_client, serving_facts, serving_servers
-from topobench.probes.serving_client import Client, RequestFailed, Target
+from topobench.probes.serving_client import Client, Target
 from topobench.probes.serving_level import Level, Shape
 from topobench.probes.serving_load import Prompts, Scale
 from topobench.probes.serving_search import Search, Seen
 from topobench.probes.serving_servers import Running
+from topobench.probes.serving_stream import RequestFailed
 from topobench.probes.serving_windows import Window
 from topobench.reading import ReasonCode
 from topobench.server_definition import Server
@@ -136,8 +136,8 @@ async def _meet(job: Job, server: Server, found: Running, client: Client) -> Con
         listed = await serving_servers.ready(client, server, found)
         client = client.asking(model=serving_servers.model_of(server, listed))
         client, as_ids, scale = await _agree(job, client)
-    except ProbeError:
-        raise
+    except ProbeError as error:
+        raise type(error)(error.code, client.target.mask(error.text)) from error
     except Exception as error:
         found.check()
         raise serving_client.explained(error, client.target) from error
@@ -148,7 +148,7 @@ async def _meet(job: Job, server: Server, found: Running, client: Client) -> Con
         "address": found.base,
         "argv": list(found.argv),
         "arguments": dict(server.arguments),
-        "model": client.target.model,
+        "model": client.target.mask(client.target.model),
         "version": version,
         "prompts": "ids" if as_ids else "words",
         "ignore_eos": bool(client.target.body.get("ignore_eos")),
@@ -199,6 +199,6 @@ async def _scale(shape: Shape, client: Client, *, as_ids: bool) -> Scale:
 async def _facts(client: Client) -> bool:
     try:
         status, text = await client.get("/metrics")
-    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+    except Exception:  # a page that stands beside; without it there is less to tell
         return False
     return status == 200 and bool(serving_facts.read(text))

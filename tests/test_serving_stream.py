@@ -1,0 +1,118 @@
+"""What a server may say instead of an answer: none of it is believed, and no key is repeated."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from topobench.probes.serving_client import Target, explained
+from topobench.probes.serving_framing import BadAnswer
+from topobench.probes.serving_stream import RequestFailed, Stream
+from topobench.probes.serving_windows import Served
+
+KEY = "sk\"a/'+-4711-do-not-store"
+TARGET = Target("http://127.0.0.1:1", "m", key=KEY)
+TOKEN = b'data: {"choices": [{"text": " a"}]}\n\n'
+
+
+def read(*pieces: bytes) -> Served:
+    """A request for two tokens whose answer came in those pieces, checked."""
+    served = Served(1, 0.0, 0.0, 16, 2)
+    stream = Stream(served, TARGET.mask, lambda _: None)
+    stream.begin(200, "text/event-stream")
+    for number, piece in enumerate(pieces):
+        stream.take(piece, float(number))
+    stream.check()
+    return served
+
+
+def usage(**more: str) -> bytes:
+    """The last event, with numbers as JSON text."""
+    told = {"prompt_tokens": "16", "completion_tokens": "2", **more}
+    body = ",".join(f'"{key}":{value}' for key, value in told.items())
+    return f'data: {{"choices": [], "usage": {{{body}}}}}\n\ndata: [DONE]\n\n'.encode()
+
+
+NO_COUNTS = (
+    *("Infinity", "-Infinity", "NaN", "1e999", "1" + "0" * 400, "1" + "0" * 30, "1" + "0" * 6000),
+    *("-5", '"7"', "[1]", "{}", "true", "1.5", "2.0"),
+)
+
+
+@pytest.mark.parametrize("count", NO_COUNTS, ids=lambda c: c[:12])
+def test_a_count_of_tokens_is_a_whole_number_that_can_be(count: str) -> None:
+    assert read(TOKEN * 2, usage()).input_tokens == 16
+    wrong = (
+        *(usage(prompt_tokens=count), usage(completion_tokens=count)),
+        usage(prompt_tokens_details=f'{{"cached_tokens": {count}}}'),
+    )
+    for told in wrong:
+        with pytest.raises(RequestFailed) as error:
+            read(TOKEN * 2, told)
+        assert error.value.kind == "malformed"
+
+
+def test_no_more_of_a_prompt_comes_from_a_cache_than_it_has() -> None:
+    details = '{"cached_tokens": %d}'
+    assert read(TOKEN, usage(prompt_tokens_details=details % 16)).cached == 16
+    assert read(TOKEN, usage(prompt_tokens_details='{"cached_tokens": null}')).cached is None
+    with pytest.raises(RequestFailed, match="prompt_tokens"):
+        read(TOKEN, usage(prompt_tokens_details=details % 17))
+
+
+@pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 100_000, b"5", b'{"choices": 5}'])
+def test_events_that_no_server_means_are_malformed(data: bytes) -> None:
+    with pytest.raises(RequestFailed) as error:
+        read(b"data: " + data + b"\n\n")
+    assert error.value.kind == "malformed"
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+def test_lines_end_in_each_way_that_events_may(end: bytes) -> None:
+    """Cut after every byte, so that a line's end of two may come apart; nothing after its end."""
+    data = (TOKEN * 2 + usage() + b"data: more\n\n").replace(b"\n", end)
+    whole = read(data)
+    apart = read(*(bytes([byte]) for byte in data))
+    assert (whole.chunks, whole.output_tokens) == (apart.chunks, apart.output_tokens) == (2, 2)
+    assert apart.first < apart.ended
+
+
+def test_a_server_that_repeats_the_key_does_not_get_it_stored() -> None:
+    """As it is, as JSON or Python write it, cut off, and in each place that a message quotes."""
+    begin = KEY[:20]
+    for said in (KEY, json.dumps(KEY), json.dumps(KEY).replace("/", "\\/"), repr(KEY), begin):
+        refused = Stream(Served(1, 0.0, 0.0, 16, 2), TARGET.mask, lambda _: None)
+        refused.begin(401, "text/plain")
+        refused.take(f"\x1b[31mwrong\0 key {said}".encode(), 0.0)
+        with pytest.raises(RequestFailed) as error:
+            refused.check()
+        assert str(error.value).startswith("[31mwrong key ")
+        raised = (BadAnswer(f"it begins with {said.encode()!r}"), OSError(said))
+        texts = [str(error.value), *(explained(r, TARGET).text for r in raised)]
+        with pytest.raises(RequestFailed) as error:
+            read(b"data: " + said.encode() + b"\n\n")
+        texts.append(str(error.value))
+        with pytest.raises(RequestFailed) as error:
+            refused.begin(200, f"text/{said}")
+        texts.append(str(error.value))
+        for text in texts:
+            assert "***" in text
+            assert "4711" not in text
+            assert begin not in text
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (OverflowError("too large"), "wrong_data", "too large"),
+        (BadAnswer("it begins with b'\\x15\\x03\\x03'"), "wrong_data", "so take https:"),
+        (ConnectionResetError("gone"), "no_endpoint", "is the server up"),
+    ],
+)
+def test_a_failed_first_contact_is_told_as_what_it_was(
+    error: Exception, code: str, said: str
+) -> None:
+    found = explained(error, TARGET)
+    assert found.code == code
+    assert said in found.text
