@@ -37,7 +37,8 @@ class TestBudget:
         assert {c.process_no for c in self.left_out(plan)} == {3}
 
     def test_then_middle_sizes_and_the_ends_stay(self) -> None:
-        first = [dataclasses.replace(c) for c in self.plan(None).cells if c.process_no == 0]
+        whole = self.plan(None, probes="host_to_device").cells
+        first = [dataclasses.replace(c) for c in whole if c.process_no == 0]
         plan = self.plan(f"{estimate(first) * 0.9:.0f}s", probes="host_to_device")
         kept = {c.case.params["bytes"] for c in planned(plan.cells)}
         assert {4096, 2**28} <= kept
