@@ -395,7 +395,7 @@ class TestUnreadableFiles:
     def test_a_missing_file_and_a_directory_are_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"absent\.yaml: no such file"):
             config.load(tmp_path / "absent.yaml", environ={})
-        with pytest.raises(ConfigError, match="is a directory; name a YAML file"):
+        with pytest.raises(ConfigError, match="it is a directory, not a file; name a YAML file"):
             config.load(tmp_path, environ={})
 
     def test_what_the_system_refuses_to_read_is_named(self) -> None:

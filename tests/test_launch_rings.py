@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,10 +198,30 @@ def test_a_graph_file_of_the_user_is_checked_before_a_worker_starts(
     file = tmp_path / "graph.xml"
     if text is not None:
         file.write_text(text)
+    assert told in refused_graph(lab, str(file), ring)
+
+
+def test_a_graph_that_is_no_file_is_not_read(lab: Lab, tmp_path: Path) -> None:
+    """NCCL would wait for a pipe, or read a device for ever."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(1 << 33)
+    for path, told in (
+        *((str(tmp_path), "it is a directory"), ("/dev/zero", "it is a device")),
+        *((str(pipe), "it is a pipe"), (str(large), "it is larger than 4194304 bytes")),
+        ("graph.xml", "give the whole path"),
+    ):
+        assert told in refused_graph(lab, path)
+
+
+def refused_graph(lab: Lab, path: str, ring: str = "auto") -> str:
+    """Why a graph file of the user is refused, before a worker starts."""
     asked = in_ring(ring)
-    arm = dataclasses.replace(asked.arm, env={"NCCL_GRAPH_FILE": str(file)})
+    arm = dataclasses.replace(asked.arm, env={"NCCL_GRAPH_FILE": path})
     (found,) = run(lab, dataclasses.replace(asked, arm=arm))
     assert (found.status, found.readings, found.members) == (Status.SKIPPED, (), ())
     assert found.reason is not None
-    assert f"NCCL_GRAPH_FILE={file}: " in found.reason.text
-    assert told in found.reason.text
+    assert f"NCCL_GRAPH_FILE={path}: " in found.reason.text
+    return found.reason.text

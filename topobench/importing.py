@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from topobench import user_files
 from topobench.errors import ImportFailed, UsageError
 from topobench.importers import nccl_tests, nvbandwidth
 from topobench.importers.cells import Origin
@@ -18,7 +19,6 @@ from topobench.importers.document import (
     MAX_BYTES,
     SCHEMA,
     Document,
-    check_size,
     clean,
 )
 from topobench.topology import Topology
@@ -147,13 +147,9 @@ def _read(file: Path) -> bytes:
         ImportFailed: It can't be read, or is too large.
     """
     try:
-        with file.open("rb") as opened:
-            data = opened.read(MAX_BYTES + 1)
-            size = max(len(data), file.stat().st_size)
+        return user_files.read(file, MAX_BYTES)
     except OSError as error:
         raise ImportFailed(f"cannot be read: {error.strerror}") from error
-    check_size(size)
-    return data
 
 
 def _topology(file: Path) -> Topology:

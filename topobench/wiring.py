@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from topobench import user_files
 from topobench.agents import capture
 from topobench.agents.discover import discover
 from topobench.agents.discover.fingerprint import fingerprints
@@ -115,8 +116,7 @@ def _text(file: Path) -> str:
         if str(file) == "-":
             data = sys.stdin.buffer.read(MAX_BYTES + 1)
         else:
-            with file.open("rb") as opened:
-                data = opened.read(MAX_BYTES + 1)
+            data = user_files.read(file, MAX_BYTES)
     except OSError as error:
         raise ImportFailed(f"cannot be read: {error.strerror}") from error
     if len(data) > MAX_BYTES:

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from topobench import user_files
 from topobench.errors import ConfigError
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -99,16 +100,12 @@ def text_of(path: Path) -> str:
         ConfigError: Not readable, not text, or larger than a config file can be.
     """
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
+        raw = user_files.read(path, _MAX_BYTES)
     except FileNotFoundError as error:
         raise ConfigError([f"{path}: no such file"]) from error
-    except IsADirectoryError as error:
-        raise ConfigError([f"{path}: is a directory; name a YAML file"]) from error
     except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from error
-    if len(raw) > _MAX_BYTES:
-        raise ConfigError([f"{path}: larger than 16 MiB; this is not a config file"])
+        text = f"{path}: cannot be read: {error.strerror}; name a YAML file"
+        raise ConfigError([text]) from error
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from topobench import env_arms, processes
+from topobench import env_arms, processes, user_files
 from topobench.masking import MASK, mask_urls
 from topobench.reading import Cell, Reason, ReasonCode
 
+_LONGEST_NCCL_FILE = 1 << 20
 _PRIVATE = frozenset({"HOME", "USER", "LANG", "TMPDIR", "TZ"})
 """Passed, but explains no number."""
 _PRIVATE_PREFIXES = ("LC_", "TOPOBENCH_")
@@ -144,9 +145,10 @@ def _nccl_files(
         files.append(Path(host["NCCL_CONF_FILE"]))
     for path in files:
         try:
-            lines = path.read_text(errors="replace").splitlines()
+            data = user_files.read_regular(path, _LONGEST_NCCL_FILE)
         except OSError:
             continue
+        lines = data.decode(errors="replace").splitlines()
         pairs = (line.split("#")[0].partition("=") for line in lines)
         yield path, {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from topobench import env_arms, nccl_graph, nccl_log, ring_links, rings
+from topobench import env_arms, nccl_graph, nccl_log, ring_links, rings, user_files
 from topobench.agents.gang import Outcome
 from topobench.errors import AgentError, ImportFailed
 from topobench.nccl_graph import Graph
@@ -281,7 +281,9 @@ def _own_graph(path: str, devices: Sequence[int], *, cross_nic: bool) -> str:
         ImportFailed: There is none, or NCCL would mishandle it.
     """
     try:
-        text = Path(path).read_text(errors="replace")
+        if not Path(path).is_absolute():
+            raise ImportFailed("give the whole path: each host would begin at another folder")
+        text = user_files.read_regular(Path(path), nccl_graph.MAX_TEXT).decode(errors="replace")
         nccl_graph.check(nccl_graph.parse(text), devices, cross_nic=cross_nic)
     except OSError as error:
         raise ImportFailed(f"NCCL_GRAPH_FILE={path}: {error.strerror}") from error

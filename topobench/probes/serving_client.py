@@ -13,7 +13,9 @@ import ssl
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from topobench import user_files
 from topobench.errors import ProbeError
 from topobench.masking import MASK
 from topobench.probes.serving_framing import BadAnswer
@@ -24,6 +26,7 @@ from topobench.reading import ReasonCode, Scalar
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _FACT_BYTES = 4 << 20
+_LARGEST_CA_FILE = 16 << 20
 _UNPRINTED = re.compile(r"[\x00-\x1f\x7f]")
 _TLS_ALERT = "it begins with b'\\x15\\x03"
 _TOLD_BEGINNING = 8
@@ -244,6 +247,8 @@ def _tls(target: Target) -> ssl.SSLContext | None:
     if not target.base.startswith("https:"):
         return None
     try:
+        if target.ca_file is not None:  # OpenSSL would wait for a pipe
+            user_files.read_regular(Path(target.ca_file), _LARGEST_CA_FILE)
         return ssl.create_default_context(cafile=target.ca_file)
     except (OSError, ssl.SSLError) as error:
         text = f"the certificates of {target.ca_file} cannot be used: {error}"

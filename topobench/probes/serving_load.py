@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from topobench import user_files
+
 ARRIVALS = ("closed", "constant", "poisson", "gamma")
 BLOCK = 1000
 """Arrivals that are drawn together and stretched so that their mean rate is the one asked for."""
@@ -126,9 +128,8 @@ def _zipf(spec: str, numbers: Sequence[float]) -> Lengths:
 def _from_file(spec: str, path: Path) -> Lengths:
     """Whole numbers, one a line; drawn with equal chances."""
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ValueError(f"it is larger than {_LARGEST_FILE} bytes")
-        found = [int(line) for line in path.read_text().split()]
+        data = user_files.read_regular(path, _LARGEST_FILE)
+        found = [int(line) for line in data.decode().split()]
     except OSError as error:
         raise ValueError(f"it cannot be read: {error.strerror or error}") from error
     _check(min(found, default=0), max(found, default=0))
