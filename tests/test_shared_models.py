@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from querying import Fleet
 from storing import LATENCY, begin, cell, host, reading, run
 from topobench import prefill_shared
 from topobench.db.store import Store
-from topobench.prefill_shared import NO_LINE, Shared
+from topobench.prefill_shared import UNTOLD, Shared
 from topobench.reading import Cell, Run
 from topobench.report.records import Places
 from topobench.report.shared_text import remarks, shared_section
@@ -56,15 +56,27 @@ def shared(seconds: float = TWO, size: float = MESSAGE, **changes: Any) -> Pairs
     return prompt(2, seconds, *details, **changes)
 
 
-def line(*, arm: str = "none", beta: float = BETA, **changes: Any) -> Pairs:
+SIZES = (8, 512, 32 << 10, 2 << 20, 128 << 20)
+
+
+def line(
+    *,
+    arm: str = "none",
+    ring: str = "auto",
+    sizes: tuple[int, ...] = SIZES,
+    devices: tuple[str, ...] = GPUS,
+    alpha: float = ALPHA,
+    beta: float = BETA,
+    **changes: Any,
+) -> Pairs:
     """All-reduces of several sizes between both GPUs."""
     found = []
-    for size in (8, 512, 32 << 10, 2 << 20, 128 << 20):
+    for size in sizes:
         params = {"bytes": size, "dtype": "float32", "backend": "nccl", "ranks": 2, **changes}
         made = cell(
-            probe="all_reduce", params=params, devices=GPUS, ranks=2, ring="auto", binding=arm
+            probe="all_reduce", params=params, devices=devices, ranks=2, ring=ring, binding=arm
         )
-        time = ALPHA + size / beta
+        time = alpha + size / beta
         done = run(made, reading(time, metric=LATENCY), reading(size / time, metric=BUSBW))
         found.append((made, done))
     return found
@@ -79,7 +91,7 @@ def store(store_url: str) -> Iterator[Store]:
 def ask(store: Store, *groups: Pairs) -> tuple[list[Shared], list[dict[str, Any]]]:
     """What report and query make of a sweep."""
     pairs = [pair for group in groups for pair in group]
-    sweep = begin(store, *(c for c, _ in pairs), hosts=[host(gpus=2, prefix="GPU-k1")])
+    sweep = begin(store, *(c for c, _ in pairs), hosts=[host(gpus=3, prefix="GPU-k1")])
     for _, done in pairs:
         store.put_run(done)
     store.end_sweep(sweep)
@@ -140,15 +152,31 @@ def test_queued_all_reduces_predict_rather_than_those_called_one_by_one(store: S
     both(case, row)
 
 
+UNMEASURED = "all_reduce was not measured between these GPUs in this sweep"
+
+
 @pytest.mark.parametrize(
     ("groups", "because"),
     [
-        ((prompt(1, ONE), shared()), NO_LINE),
-        ((prompt(1, ONE), line(arm="local"), shared()), NO_LINE),
+        ((prompt(1, ONE), shared()), UNMEASURED),
+        ((prompt(1, ONE), line(devices=(GPUS[0], "GPU-k1-2")), shared()), UNMEASURED),
+        (
+            (prompt(1, ONE), line(arm="local"), line(ring="worst"), shared()),
+            "measured under local/auto, none/worst, not under none/auto",
+        ),
+        (
+            (prompt(1, ONE), line(sizes=SIZES[:4]), shared()),
+            "between these GPUs was measured at 4 sizes; a line needs 5",
+        ),
+        ((prompt(1, ONE), line(beta=-1e15), shared()), "do not grow with the size"),
         ((line(), shared()), "one GPU was not measured in this sweep"),
+        ((prompt(1, ONE), line(), prompt(2, TWO)), UNTOLD),
         ((prompt(1, ONE), line(), shared(size=1 << 30)), "outside the fitted sizes, 8 to 1.34218e"),
     ],
-    ids=["no line", "another arm", "no single GPU", "a larger message"],
+    ids=[
+        *("no line", "other GPUs", "another arm", "too few sizes", "no slope", "no single GPU"),
+        *("no sizes", "a larger message"),
+    ],
 )
 def test_without_its_grounds_there_is_no_prediction_but_a_reason(
     store: Store, groups: tuple[Pairs, ...], because: str
@@ -160,6 +188,37 @@ def test_without_its_grounds_there_is_no_prediction_but_a_reason(
     assert f"no prediction for 1 case: {case.because}" in shown([case])
 
 
+def test_a_gang_over_hosts_says_nothing_of_processes_of_one() -> None:
+    prompts = [*of_processes(prompt(1, ONE)), *of_processes(shared())]
+    (case,) = prefill_shared.shared([*prompts, *of_processes(line(), hosts=["k1", "k2"])])
+    assert case.because == "all_reduce was not measured between these processes in this sweep"
+    (case,) = prefill_shared.shared([*prompts, *of_processes(line())])
+    assert case.predicted_seconds == pytest.approx(PREDICTED, rel=1e-3)
+
+
+def of_processes(pairs: Pairs, hosts: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Cells of a document, of processes on CPUs in place of GPUs."""
+    return [
+        {
+            "host": made.host,
+            "hosts": list(hosts),
+            "probe": made.case.probe,
+            "params": dict(made.case.params),
+            "arm": made.arm.name,
+            "devices": [],
+            "ranks": made.ranks,
+            "block": made.block,
+            "process_no": made.process_no,
+            "status": str(done.status),
+            "readings": [
+                {"metric": r.metric, "point": dict(r.point), "median": r.summary.median}
+                for r in done.readings
+            ],
+        }
+        for made, done in pairs
+    ]
+
+
 def shown(found: list[Shared]) -> str:
     """The remarks beneath the table, on one line."""
     return " ".join(remarks(found))
@@ -167,7 +226,7 @@ def shown(found: list[Shared]) -> str:
 
 def test_the_report_has_a_row_for_each_case(store: Store) -> None:
     pairs = [*prompt(1, ONE), *line(), *shared()]
-    sweep = begin(store, *(c for c, _ in pairs), hosts=[host(gpus=2, prefix="GPU-k1")])
+    sweep = begin(store, *(c for c, _ in pairs), hosts=[host(gpus=3, prefix="GPU-k1")])
     for _, done in pairs:
         store.put_run(done)
     store.end_sweep(sweep)

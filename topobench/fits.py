@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from topobench.fit import AlphaBeta, Point, fit_lines
+from topobench.fit import MIN_SIZES, AlphaBeta, Point, fit_lines
 from topobench.probes.metrics import BUSBW, LATENCY
 from topobench.reading import MEASURED, Scalar
 
@@ -100,6 +100,31 @@ def line_between(
     )
     usual = [line for name in _USUAL_ARMS for gang, line in wanted if gang.arm == name]
     return next(iter([*usual, *(line for _, line in wanted)]), None)
+
+
+def why_no_line(
+    cells: Sequence[Mapping[str, Any]],
+    devices: Sequence[str],
+    *,
+    op: str = ALL_REDUCE,
+    arm: str | None = None,
+) -> str:
+    """What :func:`line_between` lacked where it gave None; it takes the same arguments."""
+    sizes: dict[str, dict[tuple[Gang, tuple[int, int]], set[int]]] = {}
+    for gang, process, size, _ in _points(cells):
+        if set(gang.devices) == set(devices) and gang.op == op:
+            sizes.setdefault(gang.arm, {}).setdefault((gang, process), set()).add(size)
+    between = f"between these {'GPUs' if devices else 'processes'}"
+    if not sizes:
+        return f"{op} was not measured {between} in this sweep"
+    if arm is not None and arm not in sizes:
+        return f"{op} {between} was measured under {', '.join(sorted(sizes))}, not under {arm}"
+    found = sizes.values() if arm is None else [sizes[arm]]
+    most = max(len(some) for processes in found for some in processes.values())
+    if most < MIN_SIZES:
+        many = f"{most} size{'s' if most > 1 else ''}"
+        return f"{op} {between} was measured at {many}; a line needs {MIN_SIZES}"
+    return f"times of {op} {between} do not grow with the size"
 
 
 def _points(cells: Sequence[Mapping[str, Any]]) -> Iterable[Point[Gang]]:

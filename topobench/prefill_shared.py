@@ -21,7 +21,7 @@ Params = tuple[tuple[str, Scalar], ...]
 PROBE, GPUS, AT_ONCE = "prefill", "tensor_parallel", "at_once"
 SECONDS, SHARE = "prefill_device_seconds", "communication_share_ratio"
 MESSAGE, MESSAGES = "all_reduce_bytes", "all_reduce_count"
-NO_LINE = "all_reduce was not measured between these GPUs at 5 sizes or more"
+UNTOLD = "its run did not tell how many all-reduces it made, and of which size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +112,24 @@ def _predicted(
 ) -> Shared:
     if case.alone_seconds is None:
         return replace(case, because="one GPU was not measured in this sweep")
-    beside = [c for c in cells if c["host"] == case.host and c["ranks"] == case.ranks]
+    if size is None or count is None:
+        return replace(case, because=UNTOLD)
+    beside = [c for c in cells if _is_beside(c, case)]
     line = fits.line_between(beside, case.devices, arm=case.arm)
-    if line is None or size is None or count is None:
-        return replace(case, because=NO_LINE)
+    if line is None:
+        why = fits.why_no_line(beside, case.devices, arm=case.arm)
+        return replace(case, because=why)
     try:
         each = line.seconds(size)
     except ValueError as error:
         return replace(case, because=str(error))
     return replace(case, predicted_seconds=case.alone_seconds / case.ranks + count * each)
+
+
+def _is_beside(cell: Cell, case: Shared) -> bool:
+    """Whether a cell's ranks are as many, on this host alone."""
+    here = set(cell.get("hosts") or ()) <= {case.host}
+    return cell["host"] == case.host and cell["ranks"] == case.ranks and here
 
 
 def _alone(cell: Cell, prompts: Sequence[Cell]) -> list[Cell]:
