@@ -333,3 +333,14 @@ def test_no_text_in_the_picture_is_wider_than_its_box(tmp_path: Path) -> None:
                     assert x + width_of(words, style) <= left + wide
                     assert "red" not in style.split() or "…" not in words
     assert texts(parsed_svg(slow)).count("16 x8 of 32 GT/s x16") == 8
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_the_words_on_the_fabric_lie_within_its_bar(gpus: int) -> None:
+    picture = parsed_svg(hgx(gpus))
+    (words,) = (e for e in picture.iter() if e.get("class") == "on-violet")
+    (bar,) = (e for e in picture.iter() if e.get("class") == "fabric")
+    left, wide = float(bar.attrib["x"]), float(bar.attrib["width"])
+    assert width_of(words.text or "", "on-violet") < wide
+    assert float(words.attrib["x"]) == pytest.approx(left + wide / 2, abs=0.1)
+    assert 0 < left < left + wide < float(picture.attrib["width"])

@@ -125,6 +125,9 @@ def test_named_queries_have_forms_answers_and_csv(server: Served) -> None:
     assert "<tbody>" not in form.text
     answer = server.ask("/query/latest?run=1&host=h02&since=3650d")
     shown = int(re.search(r"(\d+) rows", answer.text)[1])  # type: ignore[index]
+    assert re.search(r"<td[^>]*>2[34]\d\.\d GB/s</td>", answer.text), (
+        "human units; the CSV has none"
+    )
     csv = server.ask("/query/latest.csv?host=h02&since=3650d")
     assert csv.headers["content-type"].startswith("text/csv")
     assert csv.headers["content-disposition"] == 'attachment; filename="latest.csv"'

@@ -183,17 +183,14 @@ class _Picture:
                     style,
                     5,
                 )
-        left = min(*centres, max(centres) - 420) - 40
-        left = max(left, _MARGIN)
-        width = max(centres) + 40 - left
-        yield rect(Box(_NOTHING, width, 34, left, top), "fabric", 9)
         count = len(self.topology.nvswitches)
-        switches = (
-            f", {count} NVSwitches seen" if count else ", its switches are not seen from here"
-        )
-        yield text(
-            left + width / 2, top + 22, f"NVLink fabric{switches}", "on-violet", anchor="middle"
-        )
+        seen = f"{count} NVSwitches seen" if count else "its switches are not seen from here"
+        words = f"NVLink fabric, {seen}"
+        least = width_of(words, "on-violet") + 24
+        left = max(min(*centres, max(centres) + 80 - least) - 40, _MARGIN)
+        width = max(max(centres) + 40 - left, least)
+        yield rect(Box(_NOTHING, width, 34, left, top), "fabric", 9)
+        yield text(left + width / 2, top + 22, words, "on-violet", anchor="middle")
         self.height = top + 34 + 2 * GAP
 
     def _arcs(self, pairs: Mapping[tuple[str, str], int]) -> Iterator[str]:

@@ -162,7 +162,7 @@ def memory_line(node: NumaNode, topology: Topology) -> str:
 def width_of(words: str, style: str) -> float:
     """Pixels that a text takes in a wide font; narrower fonts leave some free."""
     size = next((_SIZES[part] for part in style.split() if part in _SIZES), 12.0)
-    bold = 1.12 if {"title", "strong", "red", "violet"} & set(style.split()) else 1.0
+    bold = 1.12 if {"title", "strong", "red", "violet", "on-violet"} & set(style.split()) else 1.0
     return sum(_share(letter) for letter in words) * size * bold
 
 

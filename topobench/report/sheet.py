@@ -39,7 +39,7 @@ class Column:
     @property
     def name(self) -> str:
         """The title in one line."""
-        return " ".join(self.title.split("\n")).strip()
+        return self.title.replace("-\n", "").replace("\n", " ").strip()
 
 
 @dataclass(frozen=True, slots=True)

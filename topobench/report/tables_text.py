@@ -36,6 +36,11 @@ def render_query(
     """
     if format == "csv":
         return Raw(query_csv(columns, rows))
+    return Group(query_sheet(columns, rows), Text(count(len(rows), "row"), style="dim"))
+
+
+def query_sheet(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sheet:
+    """The answer of a query in human units."""
     parts = [(name, [row[i] for row in rows]) for i, name in enumerate(columns)]  # names may repeat
     told = "unit" in columns and list(columns).count("metric") == 1
     metrics = dict(parts)["metric"] if told else ()
@@ -46,12 +51,11 @@ def render_query(
         for name, values in parts
         if name != "unit" or not metrics
     ]
-    sheet = Sheet(
+    return Sheet(
         [column for column, _ in found],
         [list(row) for row in zip(*(texts for _, texts in found), strict=True)],
         indent=0,
     )
-    return Group(sheet, Text(count(len(rows), "row"), style="dim"))
 
 
 def query_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

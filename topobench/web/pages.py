@@ -242,6 +242,7 @@ def compare(site: Site, params: Mapping[str, str]) -> str:
     from topobench import comparing
 
     a, b = params.get("a", "").strip(), params.get("b", "").strip()
+    recent = [_sweep(s) for s in site.store().sweeps(limit=30)]
     found: Mapping[str, Any] | None = None
     if a and b:
         wanted = comparing.Wanted(
@@ -257,7 +258,7 @@ def compare(site: Site, params: Mapping[str, str]) -> str:
         params=dict(params),
         found=found,
         table=None if found is None else _compared(found),
-        recent=[_sweep(s) for s in site.store().sweeps(limit=30)],
+        recent=recent,
     )
 
 
@@ -276,6 +277,7 @@ def query(site: Site, name: str, params: Mapping[str, str]) -> str:
         UsageError: No such query, or a value that does not parse.
     """
     from topobench.db.queries import load, run_query
+    from topobench.report.tables_text import query_sheet
 
     found = load(name)
     given = _given(found, params)
@@ -283,9 +285,9 @@ def query(site: Site, name: str, params: Mapping[str, str]) -> str:
     rows: Sequence[Sequence[Any]] = () if answer is None else answer.rows[:MOST_ROWS]
     table = None
     if answer is not None:
-        numbers = [_is_number([r[i] for r in rows]) for i in range(len(answer.columns))]
-        heads = [Head(c, n) for c, n in zip(answer.columns, numbers, strict=True)]
-        shown = [[_cell(v) for v in row] for row in rows]
+        sheet = query_sheet(answer.columns, rows)
+        heads = [Head(c.name, c.number) for c in sheet.columns]
+        shown = [[text.strip() for text in row] for row in sheet.rows]
         table = Table(heads, shown, cut=len(answer.rows) - len(rows), dense=True)
     return rendered(
         "query",
@@ -294,6 +296,7 @@ def query(site: Site, name: str, params: Mapping[str, str]) -> str:
         table=table,
         total=None if answer is None else len(answer.rows),
         csv=f"/query/{quote(name)}.csv?{urlencode(given)}",
+        empty=not site.store().sweeps(limit=1),
     )
 
 
@@ -312,21 +315,12 @@ def _given(found: Query, params: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in params.items() if k in names and v.strip()}
 
 
-def _is_number(values: Sequence[Any]) -> bool:
-    known = [v for v in values if v is not None]
-    return bool(known) and all(isinstance(v, int | float) for v in known)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return clean(value)
+_GRAVITY = {"regressed": 0, "inconclusive": 1, "improved": 2, "equivalent": 3}
+"""Words of a comparison in the order shown."""
 
 
 def _compared(found: Mapping[str, Any]) -> Table:
-    cases = found["cases"]
+    cases = sorted(found["cases"], key=lambda c: _GRAVITY.get(c["verdict"], len(_GRAVITY)))
     rows, styles = [], []
     for case in cases:
         rows.append(

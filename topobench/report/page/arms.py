@@ -80,11 +80,10 @@ def _figure(name: str, effects: Sequence[ArmEffect], places: Places) -> Figure:
         traces=traces,
         layout={
             "height": 130 + 34 * len(lines),
-            "xaxis": {
-                "title": {"text": "better than the reference, %"},
-                "zeroline": True,
-                "rangemode": "tozero",
-            },
+            "xaxis": plots.effect_axis(
+                "better than the reference, %",
+                [100 * x for e in effects for x in _reach(e.found)],
+            ),
             "yaxis": {
                 "tickvals": list(range(len(lines))),
                 "ticktext": lines,
@@ -177,6 +176,12 @@ def _trace(
         ],
         symbols=[_SYMBOLS.get(e.found.verdict, "diamond") for e in own],
     )
+
+
+def _reach(found: Comparison) -> Iterator[float]:
+    """The effect with the ends of its interval, where it has one."""
+    yield found.effect_ratio
+    yield from (x for x in (found.lo, found.hi) if x is not None)
 
 
 def _signed(ratio: float) -> str:

@@ -242,21 +242,28 @@ def peer_matrix(name: str, cells: Sequence[Cell], places: Places) -> Iterator[Pa
         yield _peer_figure(f"{name}-peer{number}", kind, pairs)
 
 
+_WAYS = {"one": "one way", "both": "both ways", "all": "all at once"}
+
+
 def _peer_figure(
     name: str, kind: tuple[str, str, str], pairs: Mapping[tuple[str, str], list[float]]
 ) -> Figure:
+    operation, ways, p2p = kind
+    if ways != "one":  # measured once for both directions
+        pairs = {(b, a): found for (a, b), found in pairs.items()} | dict(pairs)
     gpus = sorted({g for pair in pairs for g in pair}, key=lambda g: (len(g), g))
     values = [
         [statistics.median(found) if (found := pairs.get((a, b))) else None for b in gpus]
         for a in gpus
     ]
     text = [["" if v is None else f"{v:.0f}" for v in row] for row in values]
-    operation, ways, p2p = kind
+    whose = "from the GPU of the row to that of the column, GB/s."
+    if ways != "one":
+        whose = "between the GPUs of row and column, both directions together, GB/s."
     return Figure(
         name=name,
-        title=f"GPU to GPU: {operation}, {ways} way{'s' if ways == 'both' else ''}, P2P {p2p}",
-        lead="Bandwidth from the GPU of the row to that of the column, GB/s. One red row or column "
-        "is a slow GPU, one red field a slow path.",
+        title=f"GPU to GPU: {operation}, {_WAYS.get(ways, ways)}, P2P {p2p}",
+        lead=f"Bandwidth {whose} One red row or column is a slow GPU, one red field a slow path.",
         traces=[plots.heat(gpus, gpus, values, text=text, unit="GB/s")],
         layout=plots.matrix_layout(len(gpus), len(gpus)),
         table=Table(

@@ -38,9 +38,7 @@ def _memory_figure(
     rows, columns = (sorted({f[n] for f in fields}) for n in (0, 1))
     values = [[fields[r, c] * factor if (r, c) in fields else None for c in columns] for r in rows]
     text = [["" if v is None else f"{v:.1f}" for v in row] for row in values]
-    trace = plots.heat(rows, columns, values, text=text, unit=unit)
-    if slow_is_high:
-        trace["reversescale"] = True
+    trace = plots.heat(rows, columns, values, text=text, unit=unit, high_is_slow=slow_is_high)
     return Figure(
         name=name,
         title=f"Host memory: {op}",

@@ -87,7 +87,7 @@ def fleet(found: Sequence[Spread], places: Places) -> Iterator[Part]:
         traces=[_strip(x, y, text)],
         layout={
             "height": 140 + 30 * len(shown),
-            "xaxis": {"title": {"text": "better than the median host, %"}, "zeroline": True},
+            "xaxis": plots.effect_axis("better than the median host, %", x),
             "yaxis": {"type": "category", "automargin": True, "tickfont": {"size": 11}},
         },
         table=Table(_HEADS, [_row(s, places) for s in found]).limited(),

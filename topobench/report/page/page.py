@@ -225,7 +225,7 @@ def _kinds(
 
     yield "wiring", "Wiring", list(wiring.wiring(name, topology)) if topology else []
     yield "copies", "Copies", list(copying.copying(name, of("host_to_device"), places))
-    yield "arms", "Binding arms", list(arms.arms(name, cells, places))
+    yield "arms", "Arms", list(arms.arms(name, cells, places))
     yield "rings", "Collectives", list(collectives.collectives(name, cells, places, topology))
     peers = [*collectives.peer_matrix(name, cells, places), *collectives.hop_classes(cells, places)]
     yield "paths", "Pairs of GPUs", peers
@@ -262,7 +262,7 @@ def _missing(kind: str, cells: Sequence[Document]) -> Missing:
     if kind == "wiring":
         return Missing("the wiring of this host is not stored with the sweep", command)
     if kind == "arms":
-        return Missing("fewer than two binding arms were measured on the same devices", command)
+        return Missing("fewer than two arms were measured on the same devices", command)
     if kind == "sharing":
         return Missing(
             "no GPU loses more than 5 % while all are busy, or none was measured", command

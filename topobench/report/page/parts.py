@@ -159,7 +159,7 @@ _TONES = {"red": "bad", "yellow": "warn", "dim": "dim"}
 
 def _part(part: RenderableType) -> Part | None:
     if isinstance(part, Sheet):
-        heads = [Head(" ".join(c.title.split("\n")).strip(), c.number) for c in part.columns]
+        heads = [Head(c.name, c.number) for c in part.columns]
         rows = [[value.strip() for value in row] for row in part.rows]
         styles = [_TONES.get(s, "") for s in part.row_styles]
         return Table(heads, rows, styles=styles, header=part.header).limited()

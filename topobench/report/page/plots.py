@@ -15,6 +15,7 @@ GREY = "#7d8896"
 CEILING = "#d7263d"
 DASHES = ("solid", "dot", "dash", "dashdot")
 _MANY_COLUMNS = 10
+_LEAST_PERCENT = 1.0
 _HEAT = [[0.0, "#ea8a8f"], [0.4, "#f3cf8e"], [0.75, "#c5dfa4"], [1.0, "#7cc79a"]]
 """Slow to fast."""
 
@@ -100,21 +101,23 @@ def heat(
     *,
     text: Sequence[Sequence[str]],
     unit: str,
+    high_is_slow: bool = False,
 ) -> dict[str, Any]:
     """A matrix of numbers, slow in red and fast in green, each number written in its field."""
-    known = [v for row in values for v in row if v is not None]
-    top = max(known, default=1.0)
+    known = [v for row in values for v in row if v is not None] or [1.0]
+    least, top = min(known), max(known)
     return {
         "type": "heatmap",
         "x": list(columns),
         "y": list(rows),
         "z": [list(row) for row in values],
-        "zmin": min([*known, 0.5 * top]),
-        "zmax": top,
+        "zmin": least if high_is_slow else min(least, 0.5 * top),
+        "zmax": max(top, 2 * least) if high_is_slow else top,
         "text": [list(row) for row in text],
         "texttemplate": "%{text}",
         "textfont": _small(len(columns)),
         "colorscale": _HEAT,
+        "reversescale": high_is_slow,
         "xgap": 2,
         "ygap": 2,
         "colorbar": {"title": {"text": unit}, "thickness": 12},
@@ -210,6 +213,14 @@ def axis(title: str, *, log: bool = False, zero: bool = True) -> dict[str, Any]:
     elif zero:
         found["rangemode"] = "tozero"
     return found
+
+
+def effect_axis(title: str, percent: Sequence[float]) -> dict[str, Any]:
+    """An axis of effects in percent, never so narrow that noise looks like something."""
+    found: dict[str, Any] = {"title": {"text": title}, "zeroline": True}
+    if all(abs(value) < _LEAST_PERCENT for value in percent):
+        return found | {"range": [-_LEAST_PERCENT, _LEAST_PERCENT]}
+    return found | {"rangemode": "tozero"}
 
 
 def ceiling(value: float, text: str, number: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:

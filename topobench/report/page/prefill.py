@@ -46,7 +46,7 @@ def prefill(name: str, cells: Sequence[Cell], places: Places) -> Iterator[Part]:
         table=_table(shown, lengths),
     )
     yield Paragraph(MEANING, "dim")
-    heads = [Head(" ".join(c.title.split("\n")), c.number) for c in COLUMNS]
+    heads = [Head(c.name, c.number) for c in COLUMNS]
     rows = [
         [*row, curve.knee.reason]
         for row, curve in zip(knee_rows(curves, cells, places), curves, strict=True)
@@ -59,9 +59,9 @@ def _shared(cells: Sequence[Cell], places: Places) -> Iterator[Part]:
     """A table of the models that GPUs share."""
     found = prefill_shared.shared(cells)
     if found:
-        words = " ".join([shared_text.MEANING, *shared_text.remarks(found)])
-        yield Paragraph(words, "dim")
-        heads = [Head(" ".join(c.title.split("\n")), c.number) for c in shared_text.COLUMNS]
+        for words in (shared_text.MEANING, *shared_text.remarks(found)):
+            yield Paragraph(words, "dim")
+        heads = [Head(c.name, c.number) for c in shared_text.COLUMNS]
         rows = [list(row) for row in shared_text.shared_rows(found, places)]
         yield Table(heads, rows, caption="Several GPUs").limited()
 

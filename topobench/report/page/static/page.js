@@ -37,6 +37,12 @@
     return layout;
   }
 
+  function leastWidth(layout) {
+    if (layout.columns) return 90 + 36 * layout.columns;
+    const axis = layout.yaxis || {};
+    return axis.type === "category" || axis.ticktext ? 640 : 0;
+  }
+
   const config = { displayModeBar: false, responsive: false, scrollZoom: false };
 
   function swatch(trace) {
@@ -81,6 +87,7 @@
   function draw(figure) {
     const plot = figure.querySelector(".plot");
     const spec = JSON.parse(figure.querySelector("script.spec").textContent);
+    plot.style.minWidth = leastWidth(spec.layout) + "px";
     Plotly.newPlot(plot, spec.data, layoutOf(spec, plot.clientWidth), config);
     legend(plot, spec.data, spec.names);
     drawn.push([plot, spec]);
