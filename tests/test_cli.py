@@ -290,19 +290,19 @@ def test_a_reader_that_had_enough_is_no_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "{", "")
 
 
+FULL = "topobench: standard output cannot be written: No space left on device\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "redirection", "code", "error"),
     [
         ("query --list", ">&-", 0, ""),
         ("probe --print-config", "<&- >&-", 0, ""),
         ("query --bad", "<&- >&- 2>&-", 2, ""),
-        (
-            "query --list",
-            ">/dev/full",
-            1,
-            "topobench: standard output cannot be written: No space left on device\n",
+        *(
+            (arguments, ">/dev/full", 1, FULL)
+            for arguments in ("query --list", "query --list --format json", "--help", "--version")
         ),
-        ("query --list --format json", ">/dev/full", 1, ""),
         ("--help", "| true", 0, ""),
     ],
 )

@@ -19,7 +19,7 @@ import typer
 from topobench import cli_demo, cli_fleet, cli_judge, cli_see
 from topobench.cli_commands import app
 from topobench.cli_data import db_app, import_app, topo_app
-from topobench.cli_output import drop_stdout, prepare_streams
+from topobench.cli_output import OutputLost, drop_stdout, prepare_streams
 from topobench.cli_price import price_app
 from topobench.errors import TopobenchError, UsageError
 from topobench.signals import Interrupted
@@ -69,6 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(argv, UsageError(_sentence(error)))
     except TopobenchError as error:
         return _complain(argv, error)
+    except OSError as error:
+        if "--help" not in argv:
+            return _complain(argv, error)
+        drop_stdout()
+        return _complain(argv, OutputLost(error))
     except Exception as error:
         return _complain(argv, error)
 
@@ -101,7 +106,7 @@ def _complain(argv: Sequence[str], error: Exception) -> int:
             "topobench: this is a fault in topobench; please report the lines above",
             file=sys.stderr,
         )
-    elif not _wants_json(argv):
+    elif isinstance(error, OutputLost) or not _wants_json(argv):
         from topobench.report.safe import clean
 
         # It may hold words of a file or host that steer a terminal.

@@ -92,7 +92,8 @@ def _global(
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
     if version:
-        print(f"topobench {__version__}")
+        with reader_may_leave():
+            print(f"topobench {__version__}")
         raise typer.Exit
 
 

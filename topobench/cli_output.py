@@ -110,6 +110,13 @@ def _print_document(command: str, outcome: Outcome) -> None:
     print(json.dumps(document))
 
 
+class OutputLost(TopobenchError):
+    """What standard output was to hold cannot be written there, so neither can this."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"standard output cannot be written: {error.strerror}")
+
+
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
     """``topobench query ... | head``: a reader that had enough is no error."""
@@ -120,7 +127,7 @@ def reader_may_leave() -> Iterator[None]:
         drop_stdout()
     except OSError as error:
         drop_stdout()
-        raise TopobenchError(f"standard output cannot be written: {error.strerror}") from error
+        raise OutputLost(error) from error
 
 
 def drop_stdout() -> None:
