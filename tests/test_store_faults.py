@@ -23,7 +23,8 @@ from topobench.db.engine import make_engine, parse_url, writing
 from topobench.db.recorder import Recorder
 from topobench.db.spool import import_spool
 from topobench.db.store import Store
-from topobench.errors import StoreUnreachable
+from topobench.errors import StoreError, StoreUnreachable
+from topobench.upkeep import db_upgrade
 
 OLDER = migrate.older()
 
@@ -235,3 +236,28 @@ def test_an_earlier_schema_on_a_server_is_upgraded(postgres_url: str, revision: 
         planned = cell()
         begin(store, planned)
         assert str(store.put_run(run(planned, reading(8.0)))) == "stored"
+
+
+def test_tables_that_are_not_those_of_their_schema_stay_as_they_are(store_url: str) -> None:
+    """A database half restored, or edited by hand, is told from one that is no store."""
+    with Store.open(store_url) as store, writing(store.engine) as connection:
+        connection.execute(sa.text(f"UPDATE alembic_version SET version_num = '{OLDER[-1]}'"))
+    with pytest.raises(StoreError, match=f"from schema {OLDER[-1]} .*nothing was changed"):
+        Store.open(store_url)
+    engine = make_engine(parse_url(store_url))
+    with contextlib.closing(engine.connect()) as connection:
+        assert connection.execute(sa.text("SELECT count(*) FROM v_latest")).scalar() == 0
+    engine.dispose()
+
+
+def test_an_upgrade_makes_views_anew_with_what_rests_on_them(store_url: str) -> None:
+    """Also of a store that is at this schema, whose views may be those of an earlier mend."""
+    with Store.open(store_url) as store:
+        begin(store, cell())
+        with writing(store.engine) as connection:
+            connection.execute(sa.text("CREATE VIEW own AS SELECT host FROM v_latest"))
+            connection.execute(sa.text("DROP VIEW v_knee"))
+    db_upgrade(store_url)
+    with Store.open(store_url) as store, store.engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT count(*) FROM own")).scalar() == 0
+        assert connection.execute(sa.text("SELECT count(*) FROM v_knee")).scalar() == 0

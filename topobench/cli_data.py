@@ -246,6 +246,8 @@ def db_upgrade(*, store: StoreOption = None, output: FormatOption = Format.TABLE
     """
     Bring the database to this version's schema, after a copy of it (SQLite).
 
+    Its views and the roll-ups of its nights are made anew in any case.
+
     \b
     Example:
       topobench db upgrade

@@ -19,11 +19,12 @@ _SHOWN = 20
 
 
 def db_upgrade(store_url: str) -> Outcome:
-    """Bring the store to this version's schema, after a copy, and roll its nights up anew."""
+    """Bring the store to this version's schema, after a copy; make views and roll-ups anew."""
     from topobench.db.store import Store
     from topobench.report.tables_text import render_facts
 
     with Store.open(store_url, create=False) as store:
+        store.renew_views()
         rolled = store.rebuild_rollups()
         info = store.info()
     data = {"url": info["url"], "schema": info["schema"], "rollups": rolled}

@@ -252,7 +252,14 @@ _BROKEN = {
     ),
     "unable to open database file": "check that the folder exists and may be written to",
     "attempt to write a readonly database": "it may not be written to; check its owner and mode",
-    "no such table": "it was not made by topobench; name another file",
+    "no such table": (
+        "it was not made by topobench, or is damaged: `topobench db upgrade` makes lost views anew"
+    ),
+    **dict.fromkeys(
+        ("duplicate column name", "no such column", "already exists"),
+        "its tables are not those of the schema that it names",
+    ),
+    "other objects depend on it": "views of your own rest on it; drop them, and make them again",
     "does not exist": "check the names in the URL, or make it with createdb or createuser",
     "authentication failed": "check user and password (URL, PGPASSWORD or ~/.pgpass)",
     "no pg_hba.conf entry": "the server's pg_hba.conf must allow this host, user and database",

@@ -20,7 +20,7 @@ from topobench.db.columns import now_text
 from topobench.db.comments import put_comments
 from topobench.db.engine import foreign_errors, mask_url, reading, use_wal, writing
 from topobench.db.schema import REVISION, store_info
-from topobench.errors import SchemaTooNew, StoreError
+from topobench.errors import SchemaTooNew, StoreError, StoreUnreachable
 
 SCRIPTS = Path(__file__).with_name("migrations")
 LOCK = 0x746F706F
@@ -50,8 +50,23 @@ def prepare(engine: Engine, path: Path | None, scripts: Path = SCRIPTS) -> None:
         use_wal(path)
         if found is not None:
             _back_up(path, found)
+    try:
+        with writing(engine) as connection:
+            _upgrade(connection, scripts, known[-1])
+    except StoreUnreachable:
+        raise
+    except StoreError as error:
+        raise StoreError(
+            f"{error}; it could not be brought from schema {found or 'none'} to {known[-1]}, and "
+            "nothing was changed; restore a copy if it was edited or half restored"
+        ) from error
+
+
+def renew_views(engine: Engine) -> None:
+    """Make the views and comments anew, of a database that is at ``REVISION``."""
     with writing(engine) as connection:
-        _upgrade(connection, scripts, known[-1])
+        views.renew(connection)
+        put_comments(connection)
 
 
 def check(engine: Engine) -> None:

@@ -348,6 +348,10 @@ class Store:
         with reading(self._engine) as connection:
             return self._size(connection)
 
+    def renew_views(self) -> None:
+        """Make every view anew: of those that are there, one may be of another version."""
+        migrate.renew_views(self._engine)
+
     def rebuild_rollups(self) -> int:
         """Work out every nightly roll-up anew; returns how many were."""
         return self._writer.rebuild_rollups()

@@ -28,6 +28,17 @@ def create(connection: Connection) -> None:
         connection.execute(sa.text(statement))
 
 
+def renew(connection: Connection) -> None:
+    """Make every view anew, with what users built on them in place."""
+    if connection.dialect.name == "postgresql":
+        for statement in VIEWS.values():
+            replacing = statement.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1)
+            connection.execute(sa.text(replacing))
+        return
+    drop(connection)
+    create(connection)
+
+
 def drop(connection: Connection) -> None:
     """Remove our views, so that tables under them may change."""
     for name in reversed(VIEWS):
