@@ -22,7 +22,9 @@ from topobench.topology import Topology
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[str, Any]]:
     """A folder with one sweep of the quick profile and a shared model, and its document."""
     job = Job(tmp_path_factory.mktemp("main"))
-    done = job.run("probe", "--set", "prefill.tensor_parallel=1,2", "--format", "json")
+    sizes = "all_reduce.bytes=8K,32K,128K,1M,64M"
+    shared = "prefill.tensor_parallel=1,2"
+    done = job.run("probe", "--set", shared, "--set", sizes, "--format", "json")
     assert done.returncode == 0, done.stderr
     return job, json.loads(done.stdout)
 
@@ -46,7 +48,8 @@ def test_a_host_without_gpus_measures_memory_and_all_reduce(
         assert bandwidth["unit"] == "B/s"
         assert bandwidth["n"] >= 2
     measured = [c for c in cells_of(document, "all_reduce") if c["status"] == "ok"]
-    assert {c["params"]["bytes"] for c in measured} == {8 << 10, 1 << 20, 64 << 20}
+    sizes = {8 << 10, 32 << 10, 128 << 10, 1 << 20, 64 << 20}
+    assert {c["params"]["bytes"] for c in measured} == sizes
     for cell in measured:
         values = {r["metric"]: r["median"] for r in cell["readings"] if not r["point"]}
         ranks = cell["ranks"]
@@ -101,6 +104,45 @@ def test_two_processes_share_a_model_in_the_gang_of_the_collectives(
     assert found["all_reduce_count",] == 2 * 2
     assert found["relative_error_ratio",] < 0.1
     assert 0 < found["communication_share_ratio", "events"] < 1
+
+
+def test_a_shared_model_is_held_against_the_line_of_the_same_sweep(
+    swept: tuple[Job, dict[str, Any]],
+) -> None:
+    """Half of one process's time, and four all-reduces by alpha and beta, as report and query."""
+    job, document = swept
+    found = (c for probe in ("prefill", "all_reduce") for c in cells_of(document, probe))
+    cells = [c for c in found if c["ranks"] <= 2 and c["arm"] == "none"]
+    if any(c["status"] != "ok" for c in cells):
+        pytest.skip(f"not measured here: {[c['reason'] for c in cells if c['status'] != 'ok']}")
+    (row,) = [r for r in answers(job, "tensor-parallel") if r["arm"] == "none"]
+    lines = [r for r in answers(job, "alpha-beta") if r["arm"] == "none"]
+    (line,) = [r for r in lines if r["n_ranks"] == 2]
+    each = line["alpha_seconds"] + row["message_bytes"] / line["beta_bytes_per_second"]
+    alone, both = (
+        next(
+            r["median"]
+            for c in cells
+            if c["params"].get("tensor_parallel") == ranks
+            for r in c["readings"]
+            if r["metric"] == "prefill_device_seconds" and not r["point"]
+        )
+        for ranks in (1, 2)
+    )
+    assert row["message_bytes"] == 256 * 128 * 2  # bf16
+    predicted = alone / 2 + 2 * 2 * each
+    assert row["speed_up_ratio"] == pytest.approx(alone / both)
+    assert row["predicted_seconds"] == pytest.approx(predicted)
+    assert row["error_ratio"] == pytest.approx(predicted / both - 1)
+    text = job.run("report").stdout
+    assert f"{100 * (predicted / both - 1):+.1f} %" in text
+    assert "no prediction" not in text
+
+
+def answers(job: Job, query: str) -> list[dict[str, Any]]:
+    """The rows of a named query."""
+    data = job.document("query", query)["data"]
+    return [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
 
 
 def test_what_cannot_run_is_listed_with_its_reason(swept: tuple[Job, dict[str, Any]]) -> None:
