@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import html
+import os
 import platform
 import re
 import statistics
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -56,22 +58,32 @@ def report(folder: Path) -> str:
     return url
 
 
+def cpu_seconds(server: Served) -> float:
+    """CPU time that the server used so far; the kernel counts it in steps of 10 ms."""
+    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def pages(server: Served) -> None:
     """Time of each page, the first time and after."""
     print(f"server after start: {server.resident_bytes() / 1e6:.0f} MB resident; bar 120 MB")
     first = server.ask("/").text
     host = html.unescape(re.findall(r'href="(/host[^"]*)"', first)[0])
     sweep = re.findall(r'href="(/sweep/[^"]*)"', first)[0]
-    for path in ("/", host, sweep, "/sweeps", "/query", "/query/latest?run=1&host=h07", "/metrics"):
-        seconds = []
+    name = html.unescape(re.findall(r'href="/host[^"]*"[^>]*>([^<]+)<', first)[0])
+    asked = f"/query/latest?run=1&host={quote(name)}"
+    for path in ("/", host, sweep, "/sweeps", "/query", asked, "/metrics", "/healthz"):
+        seconds, used = [], []
         for _ in range(ROUNDS):
-            start = time.perf_counter()
+            start, before = time.perf_counter(), cpu_seconds(server)
             answer = server.ask(path)
             seconds.append(time.perf_counter() - start)
+            used.append(cpu_seconds(server) - before)
             assert answer.status == 200, answer.text[-500:]
         print(
             f"  {path[:44]:44} first {1e3 * seconds[0]:6.0f} ms, then "
-            f"{1e3 * statistics.median(seconds[1:]):6.0f} ms; bar 300 ms"
+            f"{1e3 * statistics.median(seconds[1:]):6.0f} ms "
+            f"({1e3 * statistics.median(used[1:]):.0f} ms of CPU); bar 300 ms"
         )
     print(f"server after these pages: {server.resident_bytes() / 1e6:.0f} MB resident")
 

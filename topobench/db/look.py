@@ -121,33 +121,43 @@ def _ages(connection: sa.Connection) -> dict[int, tuple[float | None, int]]:
 
 
 def _newest_sweeps(connection: sa.Connection) -> dict[int, tuple[str, str]]:
-    """UUID and status of the newest sweep that each host took part in."""
-    sh, s = schema.sweep_host, schema.sweep
+    """
+    UUID and status of the newest sweep that each host took part in.
+
+    Asked for each host from the newest sweep on: most are found in the first, where a table of
+    all would be read whole.
+    """
+    sh, s, h = schema.sweep_host, schema.sweep, schema.host
+    part = sa.exists().where(sh.c.sweep_id == s.c.id, sh.c.host_id == h.c.id)
     newest = (
-        sa.select(sh.c.host_id, sa.func.max(s.c.started_unix_seconds).label("at"))
-        .select_from(sh.join(s))
-        .where(s.c.source.not_like("import:%"))
-        .group_by(sh.c.host_id)
-        .subquery()
+        sa.select(s.c.id)
+        .where(s.c.source.not_like("import:%"), part.correlate(s, h))
+        .order_by(s.c.started_at.desc(), s.c.id.desc())
+        .limit(1)
+        .correlate(h)
+        .scalar_subquery()
     )
-    query = (
-        sa.select(sh.c.host_id, s.c.uuid, s.c.status)
-        .select_from(sh.join(s).join(newest, newest.c.host_id == sh.c.host_id))
-        .where(s.c.started_unix_seconds == newest.c.at)
-    )
+    found = sa.select(h.c.id.label("host_id"), newest.label("sweep_id")).subquery()
+    query = sa.select(found.c.host_id, s.c.uuid, s.c.status).join(s, s.c.id == found.c.sweep_id)
     return {host: (uuid, status) for host, uuid, status in connection.execute(query)}
 
 
 def _levels(connection: sa.Connection) -> dict[int, str]:
-    """The newest verdict on each host."""
-    v = schema.verdict
+    """What stands of the verdicts on each host, from the newest sweep that was judged."""
+    v, s = schema.verdict, schema.sweep
     newest = (
-        sa.select(v.c.host_id, sa.func.max(v.c.as_of).label("at")).group_by(v.c.host_id).subquery()
+        sa.select(v.c.host_id, sa.func.max(s.c.started_unix_seconds).label("at"))
+        .select_from(v.join(s, s.c.id == v.c.sweep_id))
+        .where(standing())
+        .group_by(v.c.host_id)
+        .subquery()
     )
     query = (
         sa.select(v.c.host_id, v.c.check_name, v.c.level)
-        .select_from(v.join(newest, newest.c.host_id == v.c.host_id))
-        .where(v.c.as_of == newest.c.at, v.c.superseded_by.is_(None))
+        .select_from(
+            v.join(s, s.c.id == v.c.sweep_id).join(newest, newest.c.host_id == v.c.host_id)
+        )
+        .where(s.c.started_unix_seconds == newest.c.at, standing())
     )
     found: dict[int, list[tuple[str, str]]] = {}
     for host, check, level in connection.execute(query):
