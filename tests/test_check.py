@@ -144,6 +144,22 @@ def test_as_of_judges_what_was_known_then_and_when_data_are_old(url: str) -> Non
         judging.check(url, as_of="2026-11-01")
     with pytest.raises(UsageError, match="is no time; write 2026-11-29"):
         judging.check(url, as_of="yesterday")
+    with pytest.raises(UsageError, match="'' is no time"):  # a script's variable was empty
+        judging.check(url, as_of="")
+
+
+def test_a_check_as_of_a_late_day_does_not_outlast_the_next_one(url: str) -> None:
+    """The fleet shows what stands of its newest sweep, however late a day was asked about."""
+    with Store.open(url) as store:
+        first = night(store, 2, slow={})
+        judging.check(url, as_of="2099-11-30")
+        assert {h["level"] for h in look.fleet(store)} == {"unknown"}
+        judging.check(url)
+        assert {h["level"] for h in look.fleet(store)} == {"learning"}
+        night(store, 3, slow={})
+        judging.check(url)
+        judging.check(url, first, as_of="2099-11-30")
+        assert {h["level"] for h in look.fleet(store)} == {"learning"}
 
 
 def test_a_report_as_of_a_day_shows_the_sweep_and_the_verdicts_of_then(url: str) -> None:

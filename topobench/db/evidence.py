@@ -102,7 +102,7 @@ def _window(connection: Connection, text: str, as_of: str | None, policy: Policy
     s, r = schema.sweep, schema.run
     newest = sa.select(sa.func.max(r.c.started_at)).where(r.c.sweep_id == sweep.id)
     end = sweep.ended_at or connection.execute(newest).scalar() or sweep.started_at
-    until = _moment(as_of) if as_of else max(end, sweep.started_at)
+    until = max(end, sweep.started_at) if as_of is None else _moment(as_of)
     if until < sweep.started_at:
         raise UsageError(
             f"--as-of {as_of} lies before sweep {sweep.uuid[:8]}, which began at {sweep.started_at}"

@@ -179,7 +179,10 @@ def _moment(text: str, now: datetime) -> datetime:
         return now
     if re.match(r"\d{4}-", text):
         return parse_time(text if "T" in text or " " in text else f"{text}T00:00:00Z")
-    seconds = units.parse_duration(text)
+    try:
+        seconds = units.parse_duration(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or a time such as 2026-11-01") from None
     try:
         return now - timedelta(seconds=seconds)
     except OverflowError:
