@@ -11,6 +11,8 @@ import pytest
 
 from topobench.errors import ProbeUnavailable
 from topobench.probes.accelerator import alike
+from topobench.probes.collective import Group, Rounds
+from topobench.probes.timing import Sampler
 from topobench.reading import ReasonCode
 
 
@@ -69,3 +71,40 @@ def test_other_errors_are_not_caught() -> None:
 
     with pytest.raises(ValueError, match="broken"):
         asked(broken)
+
+
+class Alone(Group):
+    """A gang of one, which has nobody to meet."""
+
+    def agree(self, values: Any) -> list[int]:
+        return list(values)
+
+    def meet(self) -> None:
+        pass
+
+    def gather(self, values: Any) -> list[list[float]]:
+        return [list(values)]
+
+
+class Rows:
+    """What is called, row by row."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def refill(self, count: int) -> None:
+        pass
+
+    def enqueue(self, count: int) -> None:
+        self.rows.append(count)
+
+
+def test_a_sample_of_ranks_is_a_row_of_so_many_calls() -> None:
+    calls = Rows()
+    gang = Alone(0, 1, "gloo", None)
+    rounds = Rounds(gang, calls, count=7, round_max=700, lead=0)
+    times = rounds.measure(Sampler(1.0, 0.1, n_max=5))
+    assert times is not None
+    assert set(calls.rows) == {0, 7}  # before each round comes a row of lead, here of none
+    assert times.slowest.operations == 7
+    assert times.slowest.samples == times.by_rank[0].samples

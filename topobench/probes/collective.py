@@ -327,7 +327,7 @@ class Rounds:
     Times one operation on all ranks, in rounds that rank 0 calls.
 
     Args:
-        single: Each sample is one operation; else as many as fill a timed part.
+        count: Operations of a sample; None: as many as fill a timed part.
         round_max: Operations that may follow one refill (values grow with each).
         mode: Of NCCL: ``queued`` behind a spin, ``graph`` the same as replays of a CUDA graph,
             ``per_call`` by the host's clock from each call until its GPU is done.
@@ -339,14 +339,14 @@ class Rounds:
         group: Group,
         operation: Operation,
         *,
-        single: bool,
+        count: int | None,
         round_max: int,
         mode: str = "queued",
         lead: int = LEAD,
     ) -> None:
         self._group = group
         self._operation = operation
-        self._single = single
+        self._wanted = count
         self._round_max = round_max
         self._lead_count = lead
         self._samples = _samples(group, mode, round_max, lead)
@@ -402,8 +402,13 @@ class Rounds:
 
     def _fit(self) -> int:
         """Operations in a sample, all of which a spin can outlast."""
-        if self._single:
-            return 1
+        count = self._wanted or self._filling()
+        while count > 1 and not self._call(count, 3):
+            count //= 2
+        return count
+
+    def _filling(self) -> int:
+        """Operations that fill a timed part."""
 
         def timed(count: int) -> float:
             columns = self._call(count, 3)
@@ -411,10 +416,7 @@ class Rounds:
 
         most = max(1, min(QUEUE_MAX, self._round_max - self._lead_count))
         marked = self._group.backend == "nccl"
-        count = batch_size(timed, most=most, seconds=MARKED_SECONDS if marked else SAMPLE_SECONDS)
-        while count > 1 and not self._call(count, 3):
-            count //= 2
-        return count
+        return batch_size(timed, most=most, seconds=MARKED_SECONDS if marked else SAMPLE_SECONDS)
 
     def _call(self, count: int, samples: int) -> list[tuple[float, ...]]:
         """Call a round; the valid samples, each with every rank's seconds per operation."""

@@ -135,7 +135,7 @@ class GangProbe:
             rounds = collective.Rounds(
                 group,
                 data,
-                single=self._single(group),
+                count=1 if self._single(group) else None,
                 round_max=data.safe_operations(),
                 mode=self.mode,
             )

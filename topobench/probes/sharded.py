@@ -15,7 +15,15 @@ from typing import Any
 
 from topobench import env_arms, stats
 from topobench.probes import at_once, collective
-from topobench.probes.accelerator import LEAST_PASSES, Accelerator, Call, Cpus, Gpu, alike
+from topobench.probes.accelerator import (
+    LEAST_PASSES,
+    PASSES_SECONDS,
+    Accelerator,
+    Call,
+    Cpus,
+    Gpu,
+    alike,
+)
 from topobench.probes.collective import GangTimes, Group
 from topobench.probes.device_work import Figures, Site
 from topobench.probes.protocol import WorkerContext
@@ -114,7 +122,14 @@ class _Ranks:
         return all(self.gather(float(fine)))
 
     def _figures(
-        self, call: Call, wait: Call, budget_seconds: float, sampler: Sampling, mode: str
+        self,
+        call: Call,
+        wait: Call,
+        budget_seconds: float,
+        sampler: Sampling,
+        *,
+        mode: str,
+        sample_seconds: float = SAMPLE_SECONDS,
     ) -> Figures:
         """
         What a call takes when all ranks call it, on every rank.
@@ -122,6 +137,7 @@ class _Ranks:
         Args:
             sampler: What takes the samples, given the budget.
             mode: As of ``collective.Rounds``.
+            sample_seconds: Of calls in a sample, at least about.
         """
 
         def done() -> None:
@@ -132,7 +148,7 @@ class _Ranks:
         rounds = collective.Rounds(
             self._group,
             _Calls(call),
-            single=once >= SAMPLE_SECONDS,
+            count=min(QUEUE_MAX, max(1, round(sample_seconds / once))),
             round_max=ROUND_MAX,
             mode=mode,
             lead=0,
@@ -168,14 +184,17 @@ class ShardedGpu(_Ranks, Gpu):
         return sum(alike(self, functools.partial(super().ceiling, dtype)))
 
     def times(self, call: Call, budget_seconds: float) -> tuple[Figures, str]:
-        """Behind a spin on each GPU."""
+        """Behind a spin on each GPU, as many in a sample as of a GPU alone: a spin is rest."""
         bursts = functools.partial(Bursts, stats.BANDWIDTH_TOLERANCE)
-        return self._figures(call, self.wait, budget_seconds, bursts, "queued"), "queued"
+        figures = self._figures(
+            call, self.wait, budget_seconds, bursts, mode="queued", sample_seconds=PASSES_SECONDS
+        )
+        return figures, "queued"
 
     def walls(self, call: Call, budget_seconds: float) -> Figures:
         """From the call until this rank's GPU is done."""
         bursts = functools.partial(Bursts, stats.LATENCY_TOLERANCE)
-        return self._figures(call, self.wait, budget_seconds, bursts, "per_call")
+        return self._figures(call, self.wait, budget_seconds, bursts, mode="per_call")
 
 
 class ShardedCpus(_Ranks, Cpus):
@@ -197,4 +216,4 @@ class ShardedCpus(_Ranks, Cpus):
     def walls(self, call: Call, budget_seconds: float) -> Figures:
         """By the monotonic clock."""
         sampler = functools.partial(Sampler, stats.LATENCY_TOLERANCE)
-        return self._figures(call, self.wait, budget_seconds, sampler, "queued")
+        return self._figures(call, self.wait, budget_seconds, sampler, mode="queued")
