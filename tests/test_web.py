@@ -146,6 +146,8 @@ def test_two_selections_are_compared(server: Served) -> None:
     assert "inconclusive" in answer.text
     assert "host_memory" in answer.text
     assert server.ask("/compare").status == 200
+    again = server.ask("/compare?a=host:h01,date:2026-11-27&b=host:h02,date:2026-11-27")
+    assert again.text == answer.text, "kept, for nothing was measured since"
     refused = server.ask(f"/compare?a={quote(HOSTILE)}x&b=latest")
     assert refused.status == 400
     assert html.escape(HOSTILE) in refused.text

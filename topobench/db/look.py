@@ -294,6 +294,12 @@ def _tallied(connection: sa.Connection, query: sa.Select[Any]) -> dict[int, dict
     return found
 
 
+def newest_run(store: Store) -> int:
+    """A number that grows with every run that is stored; 0 while there is none."""
+    with reading(store.engine) as connection:
+        return int(connection.execute(sa.select(sa.func.max(schema.run.c.id))).scalar() or 0)
+
+
 def newest_sweeps(store: Store) -> list[Document]:
     """
     The newest sweep of each cluster, imports aside.

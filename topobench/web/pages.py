@@ -238,26 +238,27 @@ def _figures(site: Site, sweep_id: str, status: str, key: str) -> str:
 
 
 def compare(site: Site, params: Mapping[str, str]) -> str:
-    """Two selections side by side; the form alone until both are given."""
-    from topobench import comparing
+    """
+    Two selections side by side; the form alone until both are given.
+
+    What was compared is kept until another run is stored: a comparison of long histories
+    takes seconds.
+    """
+    from topobench.db import look
 
     a, b = params.get("a", "").strip(), params.get("b", "").strip()
     recent = [_sweep(s) for s in site.store().sweeps(limit=30)]
-    found: Mapping[str, Any] | None = None
+    flags = {name: params.get(name) == "1" for name in ("synthetic", "imported", "force")}
+    found = ""
     if a and b:
-        wanted = comparing.Wanted(
-            synthetic=params.get("synthetic") == "1",
-            imported=params.get("imported") == "1",
-            force=params.get("force") == "1",
-        )
-        found = comparing.compare(site.url, a, b, wanted).data
+        key = repr((a, b, flags, look.newest_run(site.store())))
+        found = site.kept(key, lambda: _compared(site, a, b, flags))
     return rendered(
         "compare",
         a=a,
         b=b,
         params=dict(params),
         found=found,
-        table=None if found is None else _compared(found),
         recent=recent,
     )
 
@@ -319,7 +320,17 @@ _GRAVITY = {"regressed": 0, "inconclusive": 1, "improved": 2, "equivalent": 3}
 """Words of a comparison in the order shown."""
 
 
-def _compared(found: Mapping[str, Any]) -> Table:
+def _compared(site: Site, a: str, b: str, flags: Mapping[str, bool]) -> str:
+    from topobench import comparing
+
+    wanted = comparing.Wanted(
+        synthetic=flags["synthetic"], imported=flags["imported"], force=flags["force"]
+    )
+    found = comparing.compare(site.url, a, b, wanted).data
+    return rendered("compared", found=found, table=_cases(found))
+
+
+def _cases(found: Mapping[str, Any]) -> Table:
     cases = sorted(found["cases"], key=lambda c: _GRAVITY.get(c["verdict"], len(_GRAVITY)))
     rows, styles = [], []
     for case in cases:
