@@ -16,6 +16,7 @@ from topobench.errors import ProbeUnavailable
 from topobench.probes import attention, gemm, precisions, prefill_metrics, sharded
 from topobench.probes.accelerator import (
     LEAST_PASSES,
+    PASSES_SECONDS,
     Accelerator,
     accelerator,
     alike,
@@ -161,12 +162,14 @@ class Prefill:
         once = 1e-4 + flop(shape, self.tokens, self.batch) / rate / self.tensor_parallel
         together = self.at_once == "all" and self.tensor_parallel == 1
         lap = once * (segments_of(once) if together else 1)
-        seconds = (sampling(lap, once, budget, large) for budget in (DEVICE_SECONDS, WALL_SECONDS))
+        row = max(lap, PASSES_SECONDS) if large else lap
+        device = sampling(row, once, DEVICE_SECONDS, large)
+        walls = sampling(lap, once, WALL_SECONDS, large)
         compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
-        apart = sampling(once, once, DEVICE_SECONDS, large) if self.tensor_parallel > 1 else 0.0
+        apart = device if self.tensor_parallel > 1 else 0.0
         staged = large and self.mode != "compile" and once >= SHORT_SECONDS
         pause = PAUSE_SECONDS if staged else 0.0
-        return SET_UP_SECONDS + sum(seconds) + 20 * once + pause + compiling + apart
+        return SET_UP_SECONDS + device + walls + 20 * once + pause + compiling + apart
 
     def _readings(self, device: Accelerator, context: WorkerContext) -> list[Reading]:
         """All readings: no setting of torch's holds while the worker sends them."""
