@@ -314,6 +314,28 @@ def test_standard_streams_that_are_closed_or_full(
     assert (done.returncode, done.stdout, done.stderr) == (code, "", error)
 
 
+@pytest.mark.parametrize("columns", ["0", "-5", "1e9", "99999999999", ""])
+def test_a_width_that_no_terminal_has_is_none(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With no column nothing would be printed, and with too many a bar would fill memory."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert cli.main(["query", "--list"]) == 0
+    usual = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", columns)
+    assert cli.main(["query", "--list"]) == 0
+    assert capsys.readouterr().out == usual != ""
+
+
+@pytest.mark.parametrize("arguments", ["topo show --root X", "topo diff X live", "db import X"])
+def test_a_path_that_the_system_refuses_is_no_bug_of_ours(
+    arguments: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "x" * 300
+    assert cli.main([word.replace("X", path) for word in arguments.split()]) == 1
+    assert capsys.readouterr().err == f"topobench: {path}: File name too long; name another path\n"
+
+
 def test_a_terminal_without_a_letter_shows_its_number() -> None:
     sqlite3.connect("t.db").close()
     ask = [sys.executable, "-m", "topobench", "query", "--store", "sqlite:///t.db"]

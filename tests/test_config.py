@@ -266,6 +266,7 @@ class TestMistakes:
         ("text", "mistake"),
         [
             ("name: a/b", "name: 'a/b' may hold letters"),
+            (f"name: {'a' * 201}", "... is longer than 200 characters"),
             ("name: [a]", "name: expected one value, found a list"),
             ("name:", "name: has no value"),
             ("ray: local", "ray: expected keys ({key: value}), found 'local'"),

@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from topobench import __version__
 from topobench.db import migrate, schema, schema_measured
 from topobench.db.engine import mask_url, parse_url
 from topobench.db.files import network_file_system
+from topobench.db.recorder import Recorder
 from topobench.db.store import Store
 from topobench.errors import NotFound, SchemaTooNew, StoreError, StoreUnreachable, UsageError
 from topobench.reading import Status
@@ -195,6 +197,7 @@ def test_an_empty_file_becomes_a_store(path: Path) -> None:
 
 _OPEN = """
 import os, sys
+from topobench.db.recorder import Recorder
 from topobench.db.store import Store
 from topobench.errors import TopobenchError
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
@@ -276,6 +279,38 @@ def test_a_link_onto_a_network_file_system_is_followed(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     (tmp_path / "near").symlink_to(tmp_path / "far")
     assert network_file_system(tmp_path / "near" / "x.db", mounts) == "cifs"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (os.mkfifo, "is no file but a device, a pipe or a socket"),
+        (os.mkdir, "is a folder; name a file in it"),
+        (lambda path: os.symlink(path, path), "symbolic links"),
+    ],
+)
+def test_what_is_no_file_is_no_store(
+    tmp_path: Path, make: Callable[[Path], object], said: str
+) -> None:
+    path = tmp_path / "x.db"
+    make(path)
+    with pytest.raises(StoreError, match=said):
+        Store.open(f"sqlite:///{path}")
+
+
+def test_paths_that_no_file_can_have_are_refused() -> None:
+    with pytest.raises(StoreError, match="File name too long"):
+        Store.open(f"sqlite:///{'x' * 300}")
+    with pytest.raises(StoreError, match="is no file but a device"):
+        Store.open("sqlite:////dev/null")
+
+
+def test_a_store_in_memory_is_told_to_be_lost() -> None:
+    warned: list[str] = []
+    with Recorder.open("sqlite:///:memory:", warn=warned.append):
+        assert warned == [
+            "not_kept: sqlite:///:memory: is no file: what it holds ends with this command"
+        ]
 
 
 def test_a_store_on_a_network_file_system_is_refused_with_advice(

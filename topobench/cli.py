@@ -8,8 +8,10 @@ imported inside the commands, so that ``topobench --help`` stays quick.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import itertools
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -70,12 +72,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TopobenchError as error:
         return _complain(argv, error)
     except OSError as error:
-        if "--help" not in argv:
-            return _complain(argv, error)
-        drop_stdout()
-        return _complain(argv, OutputLost(error))
+        return _complain(argv, _known(argv, error))
     except Exception as error:
         return _complain(argv, error)
+
+
+def _known(argv: Sequence[str], error: OSError) -> Exception:
+    """What the system says of a path that was named, or of the help's reader, is no bug of ours."""
+    if "--help" in argv:
+        drop_stdout()
+        return OutputLost(error)
+    if error.errno in _OF_PATHS and error.filename is not None:
+        return TopobenchError(f"{os.fsdecode(error.filename)}: {error.strerror}; name another path")
+    return error
 
 
 def _interrupted(argv: Sequence[str], number: int) -> int:
@@ -128,6 +137,7 @@ def _print_error(argv: Sequence[str], error: BaseException, code: int) -> None:
         print(json.dumps(document), flush=True)
 
 
+_OF_PATHS = frozenset({errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG})
 _LONGEST_LINE = 4000
 """Characters of one line of an error."""
 _UNABLE = {"probe": 3, "sweep": 3, "compare": 2}

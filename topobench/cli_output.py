@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -135,9 +136,13 @@ def drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+_SIZE = re.compile(r"[1-9][0-9]{0,4}")
+"""Of a terminal. With 0 columns nothing at all would be printed, with many a bar fills memory."""
+
+
 def prepare_streams() -> None:
     """
-    Make standard streams usable whatever the caller closed.
+    Make standard streams usable whatever the caller closed or says of their size.
 
     A closed one would give its number to the next file that is opened, such as the database.
     """
@@ -150,6 +155,9 @@ def prepare_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # a host name, a terminal of ASCII
+    for name in ("COLUMNS", "LINES"):
+        if not _SIZE.fullmatch(os.environ.get(name, "1")):
+            del os.environ[name]
 
 
 def stderr_console() -> Console:

@@ -32,6 +32,7 @@ BUILT_IN_BINDINGS = ("none", "local", "remote", "spread")
 RING_NAMES = ("auto", "auto_ring", "identity", "best", "worst")
 _FLAG_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_LONGEST_NAME = 200
 _NUMBER_LIST = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -207,6 +208,8 @@ def parse_name(text: str) -> str:
     """A name that is safe in file names, SQL output and on a command line."""
     if not _NAME.fullmatch(text):
         raise ValueError(f"{text!r} may hold letters, digits, '.', '_' and '-' only")
+    if len(text) > _LONGEST_NAME:
+        raise ValueError(f"{text[:20]!r} ... is longer than {_LONGEST_NAME} characters")
     return text
 
 

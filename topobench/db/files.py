@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from pathlib import Path
 
 from topobench.errors import NotFound, StoreError
@@ -41,8 +42,16 @@ def check_place(path: Path, *, create: bool) -> None:
     folder = path.absolute().parent
     if not folder.is_dir():
         raise StoreError(f"{path}: folder {folder} does not exist; make it, or name another file")
-    if path.is_dir():
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = None
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}; name another file") from error
+    if mode is not None and stat.S_ISDIR(mode):
         raise StoreError(f"{path}: is a folder; name a file in it")
+    if mode is not None and not stat.S_ISREG(mode):
+        raise StoreError(f"{path}: is no file but a device, a pipe or a socket; name a file")
     if not path.exists() and not create:
         raise NotFound(f"{path}: no such file; `topobench probe` makes a store there")
     kind = network_file_system(path)

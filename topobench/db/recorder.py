@@ -58,7 +58,8 @@ class Recorder:
         Raises:
             StoreError: The store is there, but not usable (see :meth:`Store.open`).
         """
-        parse_url(url)
+        if parse_url(url).database == ":memory:":
+            warn(f"not_kept: {url} is no file: what it holds ends with this command")
         try:
             return cls(url, Store.open(url), folder, warn)
         except StoreUnreachable as error:
