@@ -163,7 +163,8 @@ def _roof_text(roof: Roof) -> str:
         if ridge := roof.ridge(dtype):
             parts.append(f"{dtype} work is bound by compute from {ridge:.0f} FLOP a byte on")
     if size := roof.launch_bytes("h2d"):
-        parts.append(f"a copy of {format_bytes(round(size))} takes as long as a launch")
+        rounded = format_bytes(1024 * round(size / 1024))
+        parts.append(f"a copy of {rounded} takes as long as a launch")
     return ", ".join(parts)
 
 
