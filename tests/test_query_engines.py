@@ -83,6 +83,16 @@ def test_postgresql_answers_every_query_as_sqlite_does(
         assert comparable(theirs.rows) == comparable(ours.rows), query.name
 
 
+def test_history_is_the_same_by_series_and_by_night(fleet: Fleet) -> None:
+    """Series are few here; with a bound of none they are read as those of a large fleet."""
+    query = queries.load("history")
+    assert query.sql.count("1000 THEN") == 2
+    by_night = with_literals(fleet, query).replace("1000 THEN", "0 THEN")
+    with fleet.store.engine.connect() as connection:
+        rows = connection.execute(sa.text(by_night)).all()
+    assert comparable(rows) == expected(fleet, query)
+
+
 @pytest.mark.postgres
 def test_postgresql_has_the_rows_of_every_view(sqlite_fleet: Fleet, postgres_fleet: Fleet) -> None:
     """Except numbers that an engine gives out itself."""

@@ -8,11 +8,34 @@
 -- param now moment = now: ages are counted up to here
 -- Reads night_rollup alone, so that it stays quick over years and after results are gone.
 -- n: readings of that night; lowest and highest are not kept, mad is of those readings.
-WITH newest AS (
+WITH wanted AS (
     SELECT
-        u.series_id, u.metric_id, u.point, u.day, u.n, u.median, u.mad,
-        cl.name AS cluster, h.name AS host, ds.label AS devices, pc.probe, pc.params,
-        a.name AS arm, m.name AS metric, m.unit, s.latest_unix_seconds, s.source, s.synthetic
+        s.id, cl.name AS cluster, h.name AS host, ds.label AS devices, pc.probe, pc.params,
+        a.name AS arm, s.latest_unix_seconds, s.source, s.synthetic
+    FROM series s
+    JOIN host h ON h.id = s.host_id
+    JOIN cluster cl ON cl.id = h.cluster_id
+    JOIN probe_case pc ON pc.id = s.case_id
+    JOIN arm a ON a.id = s.arm_id
+    JOIN device_set ds ON ds.id = s.device_set_id
+    WHERE h.name LIKE :host AND pc.probe LIKE :probe AND s.source LIKE :source
+), newest_of_few AS (
+    -- All their nights are read and put in order; LIMIT 0 reads nothing.
+    SELECT
+        w.*, u.series_id, u.metric_id, m.name AS metric, m.unit, u.point, u.day, u.n, u.median,
+        u.mad
+    FROM wanted w
+    CROSS JOIN night_rollup u
+    CROSS JOIN metric m
+    WHERE u.series_id = w.id AND m.id = u.metric_id AND m.name LIKE :metric AND u.median > 0
+    ORDER BY u.day DESC, w.cluster, w.host, w.probe, w.devices, w.params, w.arm, m.name, u.point
+    LIMIT CASE WHEN (SELECT count(*) FROM wanted) <= 1000 THEN :limit ELSE 0 END
+), newest_of_many AS (
+    -- The newest night comes first, by an index on days.
+    SELECT
+        s.id, cl.name AS cluster, h.name AS host, ds.label AS devices, pc.probe, pc.params,
+        a.name AS arm, s.latest_unix_seconds, s.source, s.synthetic, u.series_id, u.metric_id,
+        m.name AS metric, m.unit, u.point, u.day, u.n, u.median, u.mad
     FROM night_rollup u
     CROSS JOIN series s
     JOIN host h ON h.id = s.host_id
@@ -21,10 +44,18 @@ WITH newest AS (
     JOIN arm a ON a.id = s.arm_id
     JOIN device_set ds ON ds.id = s.device_set_id
     JOIN metric m ON m.id = u.metric_id
-    WHERE s.id = u.series_id AND u.day > '1970-01-01' AND h.name LIKE :host AND pc.probe LIKE :probe AND m.name LIKE :metric
-        AND s.source LIKE :source AND u.median > 0
+    WHERE s.id = u.series_id AND u.day > '1970-01-01' AND h.name LIKE :host
+        AND pc.probe LIKE :probe AND m.name LIKE :metric AND s.source LIKE :source
+        AND u.median > 0
     ORDER BY u.day DESC, cl.name, h.name, pc.probe, ds.label, pc.params, a.name, m.name, u.point
     LIMIT :limit
+), newest AS (
+    SELECT * FROM newest_of_few
+    UNION ALL
+    SELECT * FROM (
+        SELECT * FROM newest_of_many
+        LIMIT CASE WHEN (SELECT count(*) FROM wanted) > 1000 THEN :limit ELSE 0 END
+    ) of_many
 )
 SELECT
     cluster, host, devices, probe, params, arm, metric, unit, point, day, n, median, mad,

@@ -15,10 +15,9 @@ WITH told AS (
     CROSS JOIN cell c
     LEFT JOIN run r ON r.cell_id = c.id
     WHERE c.sweep_id = w.id AND w.started_at >= :since
-), spent AS (
+), per_host AS (
     SELECT
-        t.sweep_id, h.sku_id, h.cluster_id, s.source, s.synthetic,
-        count(DISTINCT h.id) AS n_hosts, sum(t.of_cell) AS n_cells,
+        t.sweep_id, s.host_id, s.source, s.synthetic, sum(t.of_cell) AS n_cells,
         sum(CASE WHEN t.status IN ('ok', 'partial') THEN t.of_cell ELSE 0 END) AS n_measured,
         sum(CASE WHEN t.status IN ('skipped', 'not_applicable') THEN t.of_cell ELSE 0 END)
             AS n_skipped,
@@ -30,9 +29,18 @@ WITH told AS (
         coalesce(sum(t.duration_seconds * ds.n_devices), 0) / 3600 AS gpu_hours
     FROM told t
     JOIN series s ON s.id = t.series_id
-    JOIN host h ON h.id = s.host_id
     JOIN device_set ds ON ds.id = s.device_set_id
-    GROUP BY t.sweep_id, h.sku_id, h.cluster_id, s.source, s.synthetic
+    GROUP BY t.sweep_id, s.host_id, s.source, s.synthetic
+), spent AS (
+    SELECT
+        t.sweep_id, h.sku_id, h.cluster_id, t.source, t.synthetic, count(*) AS n_hosts,
+        sum(t.n_cells) AS n_cells, sum(t.n_measured) AS n_measured,
+        sum(t.n_skipped) AS n_skipped, sum(t.n_failed) AS n_failed, sum(t.n) AS n,
+        sum(t.run_seconds) AS run_seconds, sum(t.host_hours) AS host_hours,
+        sum(t.gpu_hours) AS gpu_hours
+    FROM per_host t
+    JOIN host h ON h.id = t.host_id
+    GROUP BY t.sweep_id, h.sku_id, h.cluster_id, t.source, t.synthetic
 )
 SELECT
     sw.uuid AS sweep, cl.name AS cluster, k.name AS sku, sw.profile, sw.trigger, sw.status,
