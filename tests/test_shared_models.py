@@ -33,11 +33,18 @@ BASE: dict[str, Any] = {
 Pairs = list[tuple[Cell, Run]]
 
 
-def prompt(gpus: int, seconds: float, *more: Any, at_once: str = "one", **changes: Any) -> Pairs:
+def prompt(
+    gpus: int,
+    seconds: float,
+    *more: Any,
+    at_once: str = "one",
+    devices: tuple[str, ...] = (),
+    **changes: Any,
+) -> Pairs:
     params = {**BASE, "tensor_parallel": gpus, "at_once": at_once}
     ring = "auto" if gpus > 1 else None
-    devices = GPUS[: 2 if at_once == "all" else gpus]
-    made = cell(probe="prefill", params=params, devices=devices, ranks=gpus, ring=ring, **changes)
+    on = devices or GPUS[: 2 if at_once == "all" else gpus]
+    made = cell(probe="prefill", params=params, devices=on, ranks=gpus, ring=ring, **changes)
     found = [
         reading(seconds, metric=SECONDS),
         reading(8192 / seconds, metric="tokens_per_second"),
@@ -135,6 +142,20 @@ def test_one_gpu_alone_is_taken_before_all_at_once_and_the_same_binding_before_o
     )  # fmt: skip
     (case,), (row,) = ask(store, *groups)
     assert (case.alone_seconds, case.alone_at_once) == (0.3, False)
+    both(case, row)
+
+
+def test_one_gpu_is_the_median_over_its_processes_and_over_the_gpus_that_share(
+    store: Store,
+) -> None:
+    """One that takes no part does not count, nor does one slow process weigh more than others."""
+    groups = (
+        prompt(1, 0.30), prompt(1, 0.31, process_no=1), prompt(1, 0.90, process_no=2),
+        prompt(1, 0.34, devices=GPUS[1:]), prompt(1, 0.20, devices=("GPU-k1-2",)),
+        line(), shared(),
+    )  # fmt: skip
+    (case,), (row,) = ask(store, *groups)
+    assert case.alone_seconds == pytest.approx((0.31 + 0.34) / 2)
     both(case, row)
 
 

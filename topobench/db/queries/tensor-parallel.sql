@@ -5,8 +5,8 @@
 -- param source text = probe: of whom; import:% for imported results, % for all
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
--- alone_seconds: the same case on one GPU in the same sweep, bound alike if it was (mean over the
--- GPUs; alone_at_once = all: each did it while the others did). Shares of the all-reduces: by
+-- alone_seconds: the same case on one GPU of these in the same sweep, bound alike if it was (median
+-- over GPUs and processes; alone_at_once = all: each did it while the others did). Shares of the all-reduces: by
 -- events between stages, and by a pass without them. predicted_seconds = alone_seconds / tp +
 -- n_all_reduces x (alpha + bytes / beta), by the line between the same GPUs in the same sweep.
 WITH prompts AS (
@@ -39,12 +39,12 @@ WITH prompts AS (
     GROUP BY series_id, sweep
 ), alone AS (
     SELECT
-        p.series_id, p.sweep, one.device_seconds, one.at_once,
+        p.series_id, p.sweep, one.series_id AS one_id, one.at_once,
         rank() OVER (
             PARTITION BY p.series_id, p.sweep
             ORDER BY
                 CASE WHEN one.at_once = 'one' THEN 0 ELSE 1 END,
-                CASE WHEN one.binding = p.binding THEN 0 ELSE 1 END,
+                CASE WHEN one.arm = p.binding THEN 0 ELSE 1 END,
                 one.arm
         ) AS place
     FROM prompts p
@@ -52,12 +52,36 @@ WITH prompts AS (
         ON one.tp = 1 AND one.rest = p.rest AND one.host_key = p.host_key
         AND one.cluster = p.cluster AND one.sweep = p.sweep AND one.source = p.source
         AND one.synthetic = p.synthetic
-    WHERE p.tp > 1
+    JOIN series ps ON ps.id = p.series_id
+    JOIN series os ON os.id = one.series_id
+    WHERE p.tp > 1 AND (
+        p.n_devices = 0
+        OR EXISTS (
+            SELECT 1
+            FROM device_set_member pd
+            JOIN device_set_member od ON od.device_id = pd.device_id
+            WHERE pd.device_set_id = ps.device_set_id AND od.device_set_id = os.device_set_id
+        )
+    )
+), timed AS (
+    SELECT
+        a.series_id, a.sweep, a.at_once, d.median AS seconds,
+        row_number() OVER (PARTITION BY a.series_id, a.sweep ORDER BY d.median, d.run_id) AS place,
+        count(*) OVER (PARTITION BY a.series_id, a.sweep) AS n_all
+    FROM alone a
+    CROSS JOIN series s
+    CROSS JOIN run r
+    CROSS JOIN reading d
+    CROSS JOIN metric m
+    WHERE a.place = 1 AND s.id = a.one_id AND r.series_id = s.id
+        AND r.sweep_id = s.latest_sweep_id AND r.status IN ('ok', 'partial')
+        AND d.run_id = r.id AND d.point = '{}' AND d.median IS NOT NULL
+        AND m.id = d.metric_id AND m.name = 'prefill_device_seconds'
 ), single AS (
     SELECT
-        series_id, sweep, avg(device_seconds) AS alone_seconds, max(at_once) AS alone_at_once
-    FROM alone
-    WHERE place = 1
+        series_id, sweep, max(at_once) AS alone_at_once,
+        avg(CASE WHEN 2 * place BETWEEN n_all AND n_all + 2 THEN seconds END) AS alone_seconds
+    FROM timed
     GROUP BY series_id, sweep
 ), lines AS (
     SELECT
