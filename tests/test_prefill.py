@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Iterator
@@ -17,9 +18,10 @@ from topobench.errors import ConfigError, ProbeUnavailable, ResultInvalid, Usage
 from topobench.plan import batches, make_plan
 from topobench.probes import bench
 from topobench.probes.accelerator import Cpus
+from topobench.probes.forward import Forward
 from topobench.probes.precisions import PRECISIONS
 from topobench.probes.prefill import Prefill
-from topobench.probes.prefill_case import saved, tokeniser
+from topobench.probes.prefill_case import Case, saved, tokeniser
 from topobench.probes.shapes import SHAPES
 from topobench.probes.transformer import Place
 from topobench.reading import Reading, ReasonCode, Status
@@ -131,6 +133,27 @@ def test_what_cannot_be_measured_is_skipped_with_the_reason(
     case = {"shape": "tiny", "dtype": "fp32", "sequence": 64, **params}
     with pytest.raises(ProbeUnavailable, match=words):
         measure(Prefill(**case), Listener().context())
+
+
+@pytest.mark.parametrize(("mode", "fine"), [("eager", False), ("graph", False), ("compile", True)])
+def test_the_same_kernels_may_differ_by_less_than_a_coarse_type_explains(
+    mode: str, fine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of int4, 0.9 would be near enough to float32."""
+    measure(Prefill(shape="tiny", dtype="int4", sequence=32), Listener().context())
+    model = bench.BENCH.model
+    assert model is not None
+    case = Case(Cpus(torch), Listener().context(), model, 1, 32)
+    case.begin(Forward(case.device, model, 1, 32))
+    list(case.first())
+    case.check(mode, "those of eager mode")
+    answer = model.answer
+    monkeypatch.setattr(model, "answer", lambda last: 1.2 * answer(last))
+    expected = (
+        contextlib.nullcontext() if fine else pytest.raises(ResultInvalid, match=r"off by 0\.2 ")
+    )
+    with expected:
+        case.check(mode, "those of eager mode")
 
 
 def test_logits_that_change_while_timed_are_invalid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,8 +162,8 @@ def require_close(error: float, precision: Precision, what: str) -> None:
     if not error <= precision.tolerance:
         raise ResultInvalid(
             ReasonCode.WRONG_DATA,
-            f"logits in {precision.name} are off by {error:.2g} from {what}; the type explains "
-            f"{precision.tolerance:g}",
+            f"logits in {precision.name} are off by {error:.2g} from {what}; no more than "
+            f"{precision.tolerance:g} can be explained",
         )
 
 
