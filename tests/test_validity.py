@@ -219,6 +219,15 @@ def test_stolen_cpus_spoil_no_time_that_a_gpu_took_by_itself(
     assert finding.code == ("busy" if status else "steal")
 
 
+def test_a_setting_of_the_whole_site_may_need_the_hosts_threads_as_one_of_an_arm_may() -> None:
+    base = cell("all_reduce")
+    chosen = replace(base, case=replace(base.case, params={"backend": "nccl", "hosts": "one"}))
+    for name, status in (("NCCL_SHM_DISABLE", Status.INVALID), ("NCCL_IB_HCA", None)):
+        stolen = {**host(steal_ratio=0.12, steal_seconds=0.5), "env": {name: "1"}}
+        (finding,) = validity.findings(stolen, chosen, NOWHERE)
+        assert finding.status is status
+
+
 def test_threads_that_a_control_group_held_back_make_a_run_invalid() -> None:
     held = host(quota_cpus=1.5, counted={"throttled_seconds": 0.4})
     assert codes(held) == [("throttled", True)]

@@ -90,7 +90,7 @@ def findings(conditions: Conditions, cell: Cell, topology: Topology) -> list[Fin
     if host := conditions.get("host"):
         seconds = (conditions.get("monitor") or {}).get("seconds")
         found += [
-            *_steal(host, cell),
+            *_steal(host, cell, conditions.get("env") or {}),
             *_held_back(host, cell, seconds),
             *_load(host),
             *_clock(host),
@@ -248,22 +248,25 @@ def _load(host: Conditions) -> Iterator[Finding]:
         yield Finding("host_busy", text)
 
 
-def _steal(host: Conditions, cell: Cell) -> Iterator[Finding]:
+def _steal(host: Conditions, cell: Cell, env: Mapping[str, str]) -> Iterator[Finding]:
     share, seconds = host.get("steal_ratio", 0.0), host.get("steal_seconds", 0.0)
     if share < STEAL_WARNED or seconds < STEAL_LEAST_SECONDS:
         return
     text = f"the hypervisor gave {format_percent(share)} of the CPUs' time to others"
-    if share >= STEAL_INVALID and not _gpu_timed(cell):
+    if share >= STEAL_INVALID and not _gpu_timed(cell, env):
         yield Finding(ReasonCode.BUSY, f"{text} ({seconds:.2f} s)", Status.INVALID)
     else:
         yield Finding("steal", text)
 
 
-def _gpu_timed(cell: Cell) -> bool:
+def _gpu_timed(cell: Cell, env: Mapping[str, str]) -> bool:
     """
     Whether no CPU takes part in what is timed, so that a CPU that was taken away changes nothing.
 
     A queue that the host filled too late is noticed and not counted, whatever held it up.
+
+    Args:
+        env: What rank 0 found set: the arm's variables, the site's, and the host's.
     """
     if cell.case.probe in GPU_TIMED:
         return True
@@ -271,7 +274,7 @@ def _gpu_timed(cell: Cell) -> bool:
     if params.get("backend") != "nccl" or params.get("mode") == "per_call":
         return False
     on_one_host = params.get("hosts", "one") == "one"
-    return on_one_host and not any(name.startswith(HOST_STAGED) for name in cell.arm.env)
+    return on_one_host and not any(n.startswith(HOST_STAGED) for n in (*cell.arm.env, *env))
 
 
 def _held_back(host: Conditions, cell: Cell, seconds: float | None) -> Iterator[Finding]:
