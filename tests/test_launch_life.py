@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import pytest
 
 from launching import Lab, cell
 from topobench import processes
+from topobench.agents.worker_process import WorkerProcess
 from topobench.reading import ReasonCode, Status
 
 ROOT = Path(__file__).parent.parent
@@ -251,3 +254,24 @@ def test_a_pid_that_was_used_again_is_never_signalled() -> None:
         processes.send(found, signal.SIGKILL)
         assert child.wait(5) == -signal.SIGKILL
         assert processes.find(child.pid) is None
+
+
+def test_a_worker_that_gets_no_second_pipe_leaves_no_first(tmp_path: Path) -> None:
+    """The process may open three more files, and needs four."""
+    before = set(os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, before)) + 20, limits[1]))
+    held: list[int] = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        for number in held[-3:]:
+            os.close(number)
+        with pytest.raises(OSError, match="Too many open files"):
+            WorkerProcess([sys.executable], environment={}, log=tmp_path / "log", rank=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for number in held[:-3]:
+            os.close(number)
+    assert set(os.listdir("/proc/self/fd")) == before

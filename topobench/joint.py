@@ -21,7 +21,16 @@ from typing import Any, Protocol
 
 from topobench.errors import AgentError
 from topobench.host import Host
-from topobench.reading import MEASURED, Cell, Reason, ReasonCode, Run, Status
+from topobench.reading import (
+    MEASURED,
+    SAMPLES_KEPT,
+    SAMPLES_TOLD,
+    Cell,
+    Reason,
+    ReasonCode,
+    Run,
+    Status,
+)
 
 Event = tuple[Cell, Run | None]
 MEETING_SECONDS = 300.0
@@ -232,18 +241,21 @@ def merged(cell: Cell, parts: Mapping[str, Run], names: Mapping[str, str]) -> Ru
     The run of a joint cell from what each host saw of it.
 
     The worst part decides the status and gives the reason, but for echoes on other hosts where
-    one has the cause. Readings are rank 0's.
+    one has the cause. Readings are rank 0's; what it had sampled before it failed is left out
+    where a host says that there is no speed.
 
     Args:
         parts: By host key; every host of the cell.
         names: Of the hosts, by key.
     """
     first = parts[cell.hosts[0]]
+    others = {h: _without_samples(r) for h, r in parts.items() if h != cell.hosts[0]}
     worst = min(parts, key=lambda h: _rank(parts[h]))
     status, reason = parts[worst].status, parts[worst].reason
     if reason is not None and worst != cell.hosts[0] and names[worst] not in reason.text:
         reason = replace(reason, text=f"host {names[worst]}: {reason.text}")
-    others = {h: r for h, r in parts.items() if h != cell.hosts[0]}
+    if status not in SAMPLES_KEPT or any(r.status is Status.INVALID for r in parts.values()):
+        first = _without_samples(first)
     seen = {h: dict(r.conditions) for h, r in others.items() if r.conditions}
     warnings = [*first.warnings]
     warnings += [f"host {names[h]}: {w}" for h, r in others.items() for w in r.warnings]
@@ -256,6 +268,14 @@ def merged(cell: Cell, parts: Mapping[str, Run], names: Mapping[str, str]) -> Ru
         warnings=tuple(dict.fromkeys(warnings)),
         log_tail=parts[worst].log_tail,
     )
+
+
+def _without_samples(run: Run) -> Run:
+    """A run of a part without what it had sampled until it failed."""
+    if run.status not in SAMPLES_KEPT:
+        return run
+    warnings = tuple(w for w in run.warnings if not w.startswith(SAMPLES_TOLD))
+    return replace(run, readings=(), warnings=warnings)
 
 
 def failed_run(cell: Cell, attempt: int, reason: Reason) -> Run:

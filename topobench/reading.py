@@ -83,6 +83,14 @@ class Status(enum.StrEnum):
 
 MEASURED = frozenset({Status.OK, Status.PARTIAL})
 """Only readings of these enter views."""
+SAMPLES_KEPT = frozenset({Status.FAILED, Status.TIMEOUT})
+"""
+Runs that gave no result keep what they had sampled, as raw values.
+
+Wrong data has no speed, and what was cancelled is run again.
+"""
+SAMPLES_TOLD = "partial: "
+"""How the warning begins that a run has such samples."""
 BENIGN = MEASURED | {Status.SKIPPED, Status.NOT_APPLICABLE}
 """A sweep whose cells all end so exits with 0; ``--resume`` leaves them alone."""
 

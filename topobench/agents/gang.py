@@ -25,7 +25,15 @@ from topobench.agents import so_far
 from topobench.agents.so_far import SoFar
 from topobench.agents.worker_process import KILL_GRACE_SECONDS, WorkerProcess, end_all
 from topobench.processes import Process
-from topobench.reading import MEASURED, Member, Reading, Reason, ReasonCode, Status
+from topobench.reading import (
+    MEASURED,
+    SAMPLES_KEPT,
+    Member,
+    Reading,
+    Reason,
+    ReasonCode,
+    Status,
+)
 
 _TICK_SECONDS = 0.1
 _LOST_SECONDS = 1.0  # a dead rank's peers may say what they saw
@@ -255,7 +263,7 @@ class Gang:
             worker.send("go", **go, deadline_seconds=allowed.most)
         self._follow(lambda: len(self._ends) == len(self._workers), allowed.most, stop)
         outcome, rank = self._judge(time.monotonic() - began, stop)
-        kept = self._so_far.readings() if outcome.status in so_far.KEPT_IN else ()
+        kept = self._so_far.readings() if outcome.status in SAMPLES_KEPT else ()
         self._in_step = self._ended_alike()
         end = self._ends.get(self._first, {})
         return replace(

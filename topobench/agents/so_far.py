@@ -9,10 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from topobench import stats
-from topobench.reading import Reading, Scalar, Status
-
-KEPT_IN = frozenset({Status.FAILED, Status.TIMEOUT})
-"""Of runs that gave no result. Wrong data has no speed, and what was cancelled is run again."""
+from topobench.reading import SAMPLES_TOLD, Reading, Scalar
 
 
 @dataclass(slots=True)
@@ -76,7 +73,7 @@ def told(readings: tuple[Reading, ...]) -> tuple[str, ...]:
     if not readings:
         return ()
     counts = ", ".join(f"{r.metric}: {r.summary.n}" for r in readings)
-    return (f"partial: the samples taken until then are kept as raw values ({counts})",)
+    return (f"{SAMPLES_TOLD}the samples taken until then are kept as raw values ({counts})",)
 
 
 def _key(metric: str, point: Mapping[str, Scalar]) -> str:

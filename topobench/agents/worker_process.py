@@ -67,7 +67,13 @@ class WorkerProcess:
         self._kills_before = _oom_kills()
         self._guard_gone_at: float | None = None
         token = f"{uuid.uuid4().hex}.{rank}"
-        (result, result_end), (guard, guard_end) = os.pipe(), os.pipe()
+        result, result_end = os.pipe()
+        try:
+            guard, guard_end = os.pipe()
+        except OSError:
+            os.close(result)
+            os.close(result_end)
+            raise
         given = (str(result_end), str(os.getpid()), str(guard_end))
         try:
             self._process = _spawner().submit(
