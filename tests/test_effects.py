@@ -40,6 +40,26 @@ def test_arms_are_paired_block_by_block_so_that_drift_cancels() -> None:
     assert found.p is None
 
 
+def test_each_of_the_gpus_at_once_is_a_bench_of_its_own() -> None:
+    """As probes tell them: by rank and device. What ranks of one model took is no GPU's own."""
+    metric = "bandwidth_bytes_per_second"
+    cells = [
+        copy(arm, block, 0.0, devices=[GPU, OTHER], ranks=2, readings=[
+            documents.reading(metric, 90e9),
+            *(
+                documents.reading(metric, rate, point={"rank": rank, "device": gpu})
+                for rank, (gpu, rate) in enumerate({GPU: 40e9 * gain, OTHER: 50e9}.items())
+            ),
+            documents.reading(metric, 1e9, point={"rank": 0}),
+        ])
+        for block in range(8)
+        for arm, gain in (("none", 1.0), ("local", 1.2))
+    ]  # fmt: skip
+    found = {b.devices: compared(b, "none", "local").effect_ratio for b in benches(cells)}
+    expected = {(GPU, OTHER): 0.0, (GPU,): 0.2, (OTHER,): 0.0}
+    assert found == {devices: pytest.approx(effect) for devices, effect in expected.items()}
+
+
 def test_a_block_that_lacks_an_arm_is_left_out() -> None:
     cells = [copy("none", b, 50e9) for b in range(8)]
     cells += [copy("local", b, 50e9) for b in range(5)]

@@ -29,6 +29,8 @@ HOST_PART = "host_part_seconds"
 _REFERENCES = ("none", "local")
 _TOLD = ("op", "direction", "shape", "attention", "mode", "dtype", "kv_dtype")
 _NOT_RESULTS = frozenset({"locality_ratio"})
+_OF_A_GPU = ({"device"}, {"rank", "device"})
+"""Coordinates of what one of several GPUs gave that were measured at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ def _readings(cell: Cell) -> Iterator[tuple[Bench, float]]:
         median, point = reading["median"], reading["point"]
         part = point.get("part") if reading["metric"] == HOST_PART else None
         better = Better.LOWER if part else Better(reading["better"])
-        wanted = not point or set(point) == {"device"} or part
+        wanted = not point or set(point) in _OF_A_GPU or part
         if not wanted or not median or reading["metric"] in _NOT_RESULTS or not better:
             continue
         device = point.get("device")
