@@ -37,6 +37,9 @@ ONE = Scale(1, "")
         (None, UNKNOWN),
         (math.nan, UNKNOWN),
         (math.inf, UNKNOWN),
+        (1.5e-20, "1.5e-20"),
+        (1e300, "1e+300"),
+        (2.5e-9, "0.0000000025"),
     ],
 )
 def test_numbers_keep_four_figures_and_unknown_is_a_dash(value: float | None, shown: str) -> None:

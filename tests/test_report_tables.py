@@ -110,6 +110,8 @@ def test_columns_of_one_name_keep_their_own_values() -> None:
 
 def test_an_answer_without_rows_still_names_its_columns() -> None:
     assert printed(render_query(["host", "n"], [])) == "host  n\n0 rows\n"
+    told = printed(render_query(["host"], [], hint="--explain says what it asks for"))
+    assert told == "host\n0 rows; --explain says what it asks for\n"
 
 
 def test_values_that_are_no_numbers_are_shown_as_text() -> None:

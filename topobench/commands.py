@@ -545,7 +545,9 @@ def _answer(name: str | None, params: Mapping[str, str], answer: Answer) -> Outc
     from topobench.report.tables_text import render_query
 
     data = {"name": name, "params": params, "columns": answer.columns, "rows": answer.rows}
-    return Outcome(data, lambda: render_query(answer.columns, answer.rows))
+    empty = name is not None and not answer.rows
+    hint = f"topobench query {name} --explain says what it asks for" if empty else ""
+    return Outcome(data, lambda: render_query(answer.columns, answer.rows, hint=hint))
 
 
 @contextlib.contextmanager

@@ -192,8 +192,10 @@ def _check(price: Price) -> None:
         raise UsageError(f"price kind {price.kind!r} is not known; there are {', '.join(KINDS)}")
     if price.per not in PER:
         raise UsageError(f"a price is per host or gpu, not {price.per!r}")
-    if not (math.isfinite(price.amount) and price.amount >= 0):
-        raise UsageError(f"amount {price.amount:g} is no price; give a number from 0")
+    if price.amount != 0 and not 1e-6 <= price.amount <= 1e12:
+        raise UsageError(
+            f"amount {price.amount:g} is no price; give 0, or a number from 0.000001 to 1e12"
+        )
     if not (len(price.currency) == 3 and price.currency.isascii() and price.currency.isupper()):
         raise UsageError(f"currency {price.currency!r}: give three capital letters, such as EUR")
     given = [n for n in CAPEX_TERMS if getattr(price, n) is not None]
@@ -209,7 +211,7 @@ def _check(price: Price) -> None:
 
 def _check_capex(price: Price, given: Sequence[str]) -> None:
     if len(given) < len(CAPEX_TERMS):
-        missing = ", ".join(n for n in CAPEX_TERMS if n not in given)
+        missing = ", ".join(f"--{n.removesuffix('_ratio')}" for n in CAPEX_TERMS if n not in given)
         raise UsageError(
             f"capex needs {missing}: years of write-off, interest a year (0.08), and the share of "
             "the hours that are of use (0.7)"

@@ -61,10 +61,16 @@ def unit_of(name: str) -> str:
 
 
 def number(value: float | None, scale: Scale) -> str:
-    """Four figures and at most three decimals; two figures below 0.1; whole counts as they are."""
+    """
+    Four figures and at most three decimals; two figures below 0.1; whole counts as they are.
+
+    What would have more than fifteen digits or zeros is given by its power of ten.
+    """
     if value is None or not math.isfinite(value):
         return UNKNOWN
     scaled = value * scale.factor
+    if isinstance(value, float) and scaled and not 1e-9 <= abs(scaled) < 1e15:
+        return f"{scaled:.4g}"
     if scaled == 0 or (not scale.unit and scaled == int(scaled)):
         return str(int(scaled))
     power = math.floor(math.log10(abs(scaled)))

@@ -25,7 +25,7 @@ _LEVELS = {"error": "red", "warn": "yellow", "unknown": "yellow", "ok": ""}
 
 
 def render_query(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], format: str = "table"
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], format: str = "table", hint: str = ""
 ) -> RenderableType:
     """
     The answer of a query.
@@ -33,10 +33,12 @@ def render_query(
     Args:
         format: ``table`` (human units where a column's name ends in one, or where the row
             names its metric), or ``csv`` (values as stored).
+        hint: Stands beside the number of rows.
     """
     if format == "csv":
         return Raw(query_csv(columns, rows))
-    return Group(query_sheet(columns, rows), Text(count(len(rows), "row"), style="dim"))
+    told = "; ".join(filter(None, (count(len(rows), "row"), hint)))
+    return Group(query_sheet(columns, rows), Text(told, style="dim"))
 
 
 def query_sheet(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sheet:
