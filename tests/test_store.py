@@ -22,6 +22,7 @@ from topobench import __version__
 from topobench.db import migrate, schema, schema_measured
 from topobench.db.engine import mask_url, parse_url
 from topobench.db.files import network_file_system
+from topobench.db.look import newest_of_host
 from topobench.db.recorder import Recorder
 from topobench.db.store import Store
 from topobench.errors import NotFound, SchemaTooNew, StoreError, StoreUnreachable, UsageError
@@ -45,6 +46,21 @@ def test_a_relative_and_an_absolute_url_mean_the_same_file(
         sweep = begin(store, cell())
     with Store.open(f"sqlite:////{path}") as store:
         assert store.resolve_sweep("latest") == sweep
+
+
+def test_the_latest_sweep_is_a_synthetic_one_only_where_nothing_else_was_measured(
+    path: Path,
+) -> None:
+    with Store.open(url(path)) as store:
+        made = begin(store, cell(), day=9, synthetic=True)
+        store.end_sweep(made)
+        assert store.resolve_sweep("latest") == made
+        real = begin(store, cell(), day=3)
+        store.end_sweep(real)
+        assert store.resolve_sweep("latest") == real
+        assert newest_of_host(store, "k1") == real
+        early = begin(store, cell(), day=2)
+        assert store.resolve_sweep("latest", until=at(0, 2)) == early
 
 
 def test_a_file_name_may_hold_anything(tmp_path: Path) -> None:

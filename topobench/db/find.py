@@ -14,26 +14,28 @@ from topobench.errors import NotFound
 from topobench.reading import MEASURED
 
 LATEST = "latest"
+_NEWEST_FIRST = (schema.sweep.c.started_at.desc(), schema.sweep.c.id.desc())
 
 
 def sweep_query() -> sa.Select[Any]:
     """Sweeps with the name of their ``cluster``, newest first."""
     s, c = schema.sweep, schema.cluster
-    return (
-        sa.select(s, c.c.name.label("cluster"))
-        .select_from(s.join(c))
-        .order_by(s.c.started_at.desc(), s.c.id.desc())
-    )
+    return sa.select(s, c.c.name.label("cluster")).select_from(s.join(c)).order_by(*_NEWEST_FIRST)
 
 
 def measured_query() -> sa.Select[Any]:
-    """As :func:`sweep_query`, without imported results."""
-    return sweep_query().where(schema.sweep.c.source.not_like("import:%"))
+    """As :func:`sweep_query`, without imported results; synthetic ones after all others."""
+    s = schema.sweep
+    ordered = sweep_query().order_by(None).order_by(s.c.synthetic, *_NEWEST_FIRST)
+    return ordered.where(s.c.source.not_like("import:%"))
 
 
 def find_sweep(connection: Connection, text: str, until: str | None = None) -> Any:
     """
     The one sweep a text means; ``latest`` is never an import of foreign results.
+
+    Nor is it synthetic, unless nothing else was measured: a fleet made by ``demo`` that came into
+    a store beside real sweeps is never judged unasked.
 
     Args:
         until: Time as stored: sweeps that began later do not count.
@@ -41,12 +43,11 @@ def find_sweep(connection: Connection, text: str, until: str | None = None) -> A
     Raises:
         NotFound: None or several; the message names some.
     """
-    query = sweep_query()
+    query = measured_query() if text == LATEST else sweep_query()
     if until is not None:
         query = query.where(schema.sweep.c.started_at <= until)
     if text == LATEST:
-        measured = query.where(schema.sweep.c.source.not_like("import:%"))
-        newest = connection.execute(measured.limit(1)).first()
+        newest = connection.execute(query.limit(1)).first()
         if newest is None and until is not None:
             raise NotFound(f"no sweep had begun by {until}")
         if newest is None:

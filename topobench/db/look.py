@@ -344,7 +344,7 @@ def newest_of_host(store: Store, host: str) -> str | None:
             sa.select(s.c.uuid)
             .select_from(sh.join(s).join(h, h.c.id == sh.c.host_id))
             .where(wanted, s.c.status != "running", s.c.source.not_like("import:%"))
-            .order_by(s.c.started_at.desc(), s.c.id.desc())
+            .order_by(s.c.synthetic, s.c.started_at.desc(), s.c.id.desc())
             .limit(1)
         )
         found: str | None = connection.execute(query).scalar()
