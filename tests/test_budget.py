@@ -48,6 +48,36 @@ class TestBudget:
         plan = self.plan("15s", probes="host_to_device", devices="0")
         assert {c.arm.name for c in planned(plan.cells)} <= {"none", "local"}
 
+    def test_a_cell_that_is_too_long_by_itself_pushes_out_no_other(self) -> None:
+        """Hours of one shape would leave no time for the rest, which takes a minute."""
+        flags: dict[str, Any] = {
+            "probes": "prefill,host_memory",
+            "sets": ("prefill.sequence=512,131072",),
+        }
+        whole = self.plan(None, **flags)
+        long = [c for c in planned(whole.cells) if c.case.params.get("sequence") == 131072]
+        plan = self.plan(f"{min(c.estimated_seconds for c in long) - 1:.0f}s", **flags)
+        kept = planned(plan.cells)
+        assert {c.case.probe for c in kept} == {"prefill", "host_memory"}
+        assert {c.case.params.get("sequence") for c in kept} == {512, None}
+
+    def test_a_cell_of_days_needs_a_budget(self) -> None:
+        """A slip of a size would hold a host for months."""
+        flags: dict[str, Any] = {
+            "probes": "prefill",
+            "sets": ("prefill.sequence=512,1048576", "prefill.batch=1024"),
+        }
+        plan = self.plan(None, **flags)
+        left = self.left_out(plan)
+        assert {c.case.params["sequence"] for c in left} == {1048576}
+        assert all(c.estimated_seconds > 24 * 3600 for c in left)
+        for reason in {c.reason.text for c in left if c.reason}:
+            assert reason.startswith("left out to fit 24 h 00 min, the longest a cell may take")
+            assert reason.endswith(" min: prefill, too long by itself")
+        assert any(w.startswith("no budget: ") for w in plan.warnings)
+        seconds = sum(c.estimated_seconds for c in plan.cells)
+        assert self.left_out(self.plan(f"{seconds * 2:.0f}s", **flags)) == []
+
     def test_what_was_left_out_is_summed_up(self) -> None:
         (warning,) = self.plan("10m").warnings
         assert warning.startswith("budget of 10 min: ")

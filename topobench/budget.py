@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from topobench.reading import Cell, Reason, ReasonCode, Status
 from topobench.units import format_bytes, format_span
 
+LONGEST_CELL_SECONDS = 24 * 3600.0
+"""Of one cell, unless a budget says how long a sweep may take."""
 _KEPT_LONGEST = ("none", "local")
 
 Step = tuple[str, Callable[[Cell], bool]]
@@ -42,6 +44,36 @@ def fit(
             for c in kept
         ]
     return kept
+
+
+def without_too_long(cells: list[Cell], budget_seconds: float | None) -> list[Cell]:
+    """
+    The same cells, those that take too long by themselves turned into ``skipped: over_budget``.
+
+    They would otherwise push out all the others, or hold a host for days by a slip of a size.
+
+    Args:
+        budget_seconds: None for :data:`LONGEST_CELL_SECONDS`.
+    """
+    limit = LONGEST_CELL_SECONDS if budget_seconds is None else budget_seconds
+    if all(c.estimated_seconds <= limit for c in cells):
+        return cells
+    return [
+        _too_long(c, limit, budget_seconds) if c.estimated_seconds > limit else c for c in cells
+    ]
+
+
+def _too_long(cell: Cell, limit: float, budget_seconds: float | None) -> Cell:
+    if cell.status is not Status.PLANNED:
+        return cell
+    text = f"left out to fit {format_span(limit)}"
+    if budget_seconds is None:
+        text += ", the longest a cell may take without a budget"
+    took = format_span(cell.estimated_seconds)
+    text += f"; it takes {took}: {cell.case.probe}, too long by itself"
+    return dataclasses.replace(
+        cell, status=Status.SKIPPED, reason=Reason(ReasonCode.OVER_BUDGET, text)
+    )
 
 
 def _steps(cells: Sequence[Cell]) -> Iterator[Step]:

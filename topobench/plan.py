@@ -273,8 +273,10 @@ def _in_budget(
 ) -> tuple[list[list[Cell]], list[Cell]]:
     """What fits; cells over several hosts get half of the time, if there are others."""
     seconds = config.budget_seconds
+    own = [budget.without_too_long(found, seconds) for found in own]
+    joint = budget.without_too_long(list(joint), seconds)
     if seconds is None:
-        return own, list(joint)
+        return own, joint
     alone = any(c.status is Status.PLANNED for found in own for c in found)
     together = budget.fit(joint, seconds / 2 if alone else seconds, estimate_together)
     left = seconds - estimate_together(together)
@@ -344,15 +346,14 @@ def _whole_gpus(host: Host) -> int:
 
 
 def _budget_warnings(cells: Sequence[Cell], config: ClusterConfig) -> Iterator[str]:
-    over = [] if config.budget_seconds is None else _over_budget(cells)
-    if config.budget_seconds is None or not over:
+    over = _over_budget(cells)
+    if not over:
         return
     why = collections.Counter(c.reason.text.partition(": ")[2] for c in over if c.reason)
     listed = ", ".join(f"{name} ({count})" for name, count in why.items())
-    yield (
-        f"budget of {format_span(config.budget_seconds)}: {len(over)} of {len(cells)} cells "
-        f"left out: {listed}"
-    )
+    seconds = config.budget_seconds
+    limit = "no budget" if seconds is None else f"budget of {format_span(seconds)}"
+    yield f"{limit}: {len(over)} of {len(cells)} cells left out: {listed}"
 
 
 def _over_budget(cells: Sequence[Cell]) -> list[Cell]:
