@@ -12,13 +12,15 @@ SELECT
     count(*) OVER (PARTITION BY h.id, pc.probe, c.reason_code) AS n, sw.uuid AS sweep,
     sw.started_at, :now - sw.started_unix_seconds AS age_seconds, s.source, s.synthetic
 FROM sweep sw
-JOIN cell c ON c.sweep_id = sw.id
-JOIN series s ON s.id = c.series_id
-JOIN host h ON h.id = s.host_id
-JOIN cluster cl ON cl.id = h.cluster_id
-JOIN probe_case pc ON pc.id = s.case_id
-JOIN device_set ds ON ds.id = s.device_set_id
+CROSS JOIN cell c
+CROSS JOIN series s
+CROSS JOIN host h
+CROSS JOIN cluster cl
+CROSS JOIN probe_case pc
+CROSS JOIN device_set ds
 LEFT JOIN run r ON r.cell_id = c.id AND r.attempt = c.attempt
-WHERE sw.started_at >= :since AND c.status IN ('failed', 'timeout', 'aborted', 'invalid')
+WHERE c.sweep_id = sw.id AND s.id = c.series_id AND h.id = s.host_id AND cl.id = h.cluster_id
+    AND pc.id = s.case_id AND ds.id = s.device_set_id AND sw.started_at >= :since
+    AND c.status IN ('failed', 'timeout', 'aborted', 'invalid')
     AND cl.name LIKE :cluster AND h.name LIKE :host AND s.source LIKE :source
 ORDER BY sw.started_at DESC, sw.id DESC, c.position, r.id
