@@ -190,7 +190,7 @@ class _Copier:
                     connection.execute(statement, values)
 
     def finish(self) -> None:
-        """Series point to the last night; the engine learns its statistics."""
+        """Series point to the last night; PostgreSQL learns its statistics, SQLite has none."""
         last = self.nights - 1
         with self.engine.connect() as connection:
             connection = connection.execution_options(topobench_writes=True)
@@ -203,6 +203,8 @@ class _Copier:
                     ),
                     self._values(connection, last),
                 )
+        if self.is_sqlite:
+            return
         with self.engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT").execute(sa.text("ANALYZE"))
 
@@ -307,7 +309,7 @@ def _timed(store: Store, name: str) -> tuple[float, float, int]:
 
 
 def _cpu_seconds(store: Store) -> float:
-    """CPU time of this process, and of the server's process that works for it."""
+    """CPU time of this process, and of the server's process for it; not of parallel workers."""
     own = time.process_time()
     if store.engine.dialect.name != "postgresql":
         return own
