@@ -385,8 +385,11 @@ def test_a_beginning_of_several_runs_is_refused(store: Store) -> None:
     begin(store, *cells)
     for planned, id in zip(cells, ids, strict=True):
         store.put_run(replace(run(planned, reading(1.0, samples=[1.0])), id=id))
-    with pytest.raises(UsageError, match="several runs begin with 'aaaa'"):
+    newest_first = ", ".join(reversed(ids))  # they differ in their last character alone
+    with pytest.raises(UsageError, match=f"several runs begin with 'aaaa': {newest_first};"):
         answer(store, "samples", run="aaaa")
+    with pytest.raises(UsageError, match=f"the last stored are {newest_first}"):
+        answer(store, "samples", run="zz")
     assert pick(answer(store, "samples", run=ids[0]), "run", "value") == [(ids[0], 1.0)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from topobench.errors import NotFound
 from topobench.reading import MEASURED
 
 LATEST = "latest"
+_SHOWN = 8
+"""Characters of an id that are enough for people."""
 _NEWEST_FIRST = (schema.sweep.c.started_at.desc(), schema.sweep.c.id.desc())
 
 
@@ -59,10 +62,10 @@ def find_sweep(connection: Connection, text: str, until: str | None = None) -> A
     if len(found) == 1:
         return found[0]
     if found:
-        named = ", ".join(r.uuid[: len(text) + 8] for r in found)
+        named = _told_apart([r.uuid for r in found])
         raise NotFound(f"several sweeps begin with {text!r}: {named}; give more of the id")
-    recent = [r.uuid[:8] for r in connection.execute(query.limit(3))]
-    known = f"the newest are {', '.join(recent)}" if recent else "none is stored yet"
+    recent = [r.uuid for r in connection.execute(query.limit(3))]
+    known = f"the newest are {_told_apart(recent)}" if recent else "none is stored yet"
     raise NotFound(f"no sweep begins with {text!r}; {known}")
 
 
@@ -86,11 +89,17 @@ def find_run(connection: Connection, text: str) -> str:
     if len(found) == 1:
         return str(found[0])
     if found:
-        named = ", ".join(u[: len(text) + 8] for u in found)
+        named = _told_apart(found)
         raise NotFound(f"several runs begin with {text!r}: {named}; give more of the id")
-    some = [u[:8] for u in connection.execute(recent.limit(3)).scalars()]
-    known = f"the last stored are {', '.join(some)}" if some else "none is stored yet"
+    some = connection.execute(recent.limit(3)).scalars().all()
+    known = f"the last stored are {_told_apart(some)}" if some else "none is stored yet"
     raise NotFound(f"no run begins with {text!r}; {known}")
+
+
+def _told_apart(ids: Sequence[str]) -> str:
+    """Ids as far as they differ, and some characters more; one alone by those."""
+    same = len(os.path.commonprefix(list(ids))) if len(ids) > 1 else 0
+    return ", ".join(i[: same + _SHOWN] for i in ids)
 
 
 def strangers(connection: Connection, cluster: str, keys: Sequence[str]) -> dict[str, str]:
