@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,7 +97,8 @@ def find_run(connection: Connection, text: str) -> str:
 
 def _told_apart(ids: Sequence[str]) -> str:
     """Ids as far as they differ, and some characters more; one alone by those."""
-    same = len(os.path.commonprefix(list(ids))) if len(ids) > 1 else 0
+    pairs = enumerate(zip(min(ids, default=""), max(ids, default=""), strict=False))
+    same = next((n for n, (a, b) in pairs if a != b), 0)
     return ", ".join(i[: same + _SHOWN] for i in ids)
 
 
