@@ -375,6 +375,11 @@ def test_the_rules_can_be_read_and_changed_one_by_one(
     own.write_text("confirm: 4\n")
     with pytest.raises(ConfigError, match="confirm must not be above nights"):
         judging.print_policy(own)
+    own.write_text("z: 1e308\nnights: 99999999999999999999\n")
+    with pytest.raises(ConfigError) as refused:
+        judging.print_policy(own)
+    assert "1e308 must be a number above 0, and at most 100" in str(refused.value)
+    assert "must be a whole number from 1 to 366" in str(refused.value)
 
 
 def test_an_import_and_a_synthetic_sweep_do_not_mix_with_what_was_measured(url: str) -> None:

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import importlib.resources
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,10 @@ from topobench.errors import ConfigError
 from topobench.yaml_strict import Table
 
 FILE = "policy.yaml"
+
+_MOST_NUMBER = 100
+_MOST_DAYS = 3650
+"""Numbers far beyond reason overflow, or turn a check off without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +127,15 @@ def _number(text: str) -> float:
         value = float(text)
     except ValueError:
         raise ValueError(f"{text!r} is no number") from None
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{text} must be a number above 0")
+    if not 0 < value <= _MOST_NUMBER:
+        raise ValueError(f"{text} must be a number above 0, and at most {_MOST_NUMBER}")
     return value
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def _whole(least: int, most: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or int(text) < least:
-            raise ValueError(f"{text!r} must be a whole number, {least} or more")
+        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+            raise ValueError(f"{text!r} must be a whole number from {least} to {most}")
         return int(text)
 
     return parse
@@ -156,20 +159,20 @@ _PARSERS: Parsers = {
         )
     },
     **{
-        name: value_of(_whole(least))
-        for name, least in {
-            "nights": 1,
-            "confirm": 1,
-            "cases": 1,
-            "peer_hosts": 3,
-            "peer_devices": 3,
-            "leave_one_out_below": 1,
-            "peer_days": 0,
-            "history_nights": 6,
-            "segment": 3,
-            "ceiling_bytes": 1,
-            "breaker_hosts": 1,
-            "stale_days": 1,
+        name: value_of(_whole(least, most))
+        for name, (least, most) in {
+            "nights": (1, 366),
+            "confirm": (1, 366),
+            "cases": (1, 10_000),
+            "peer_hosts": (3, 1_000_000),
+            "peer_devices": (3, 1_000_000),
+            "leave_one_out_below": (1, 1_000_000),
+            "peer_days": (0, _MOST_DAYS),
+            "history_nights": (6, _MOST_DAYS),
+            "segment": (3, _MOST_DAYS),
+            "ceiling_bytes": (1, 2**60),
+            "breaker_hosts": (1, 1_000_000),
+            "stale_days": (1, _MOST_DAYS),
         }.items()
     },
 }
