@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from topobench import processes
 from topobench.agents import embedded, reaper
+from topobench.errors import AgentError
 
 ROOT = Path(__file__).parent.parent
 
@@ -186,3 +188,28 @@ def test_tokens_of_other_boots_and_containers_are_left_alone() -> None:
     assert not reaper._driver_is_dead(f"{pid}-{start}-{tail}")
     assert not reaper._driver_is_dead(dead + "00000000" + tail[8:])
     assert not reaper._driver_is_dead("nonsense")
+
+
+@pytest.mark.root
+def test_a_full_temporary_folder_is_told_before_ray_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its agents would die there and say nothing."""
+    with tempfile.TemporaryDirectory(prefix="tb", dir="/tmp") as folder:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
+        if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+            pytest.skip("a file system of its own needs root that may mount")
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        try:
+            with pytest.raises(
+                AgentError, match=r"1 MiB left, .* or name another folder by TMPDIR"
+            ):
+                embedded.surroundings("local", "s").__enter__()
+        finally:
+            subprocess.run(["umount", folder], check=True)
+
+
+def test_no_temporary_folder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/no")
+    with pytest.raises(AgentError, match="no folder for temporary files: .*; name one by TMPDIR"):
+        embedded.surroundings("local", "s").__enter__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -147,6 +148,11 @@ def _url(text: str) -> str:
         raise ValueError(f"{text!r} is no address; expected such as http://10.9.0.20:8000")
     if mask_urls(text) != text or "@" in text:
         raise ValueError("holds a secret, which would be stored; name its variable by key_env")
+    try:
+        if urllib.parse.urlsplit(text).port == 0:
+            raise ValueError("Port out of range 1-65535")
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no address: {error}") from error
     return text.rstrip("/").removesuffix("/v1")
 
 

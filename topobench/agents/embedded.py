@@ -17,6 +17,8 @@ from typing import Any
 
 from topobench import processes
 from topobench.agents import reaper
+from topobench.errors import AgentError
+from topobench.units import format_bytes
 
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
@@ -27,6 +29,10 @@ Ray ends every process that has not reached the head for so long; the driver com
 
 Hosts keep to 60 s, or what their Ray was started with: their cells fail, and the sweep ends well.
 """
+
+
+LEAST_FREE_BYTES = 64 << 20
+"""Of the folder for temporary files, for an embedded Ray."""
 
 
 @contextlib.contextmanager
@@ -42,6 +48,7 @@ def surroundings(address: str, sweep: str) -> Iterator[dict[str, Any]]:
         with _environment({**_QUIET, **_OUTLIVES_THE_HEAD}):
             yield {}
         return
+    _check_room()
     reaper.sweep_leftovers()
     token = reaper.new_token()
     folder = reaper.ray_folder(token)
@@ -65,6 +72,26 @@ def surroundings(address: str, sweep: str) -> Iterator[dict[str, Any]]:
             reaper.reap(token)
             watcher.close()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_room() -> None:
+    """
+    Whether Ray can write its logs and sockets: without room its agents die and say nothing.
+
+    Raises:
+        AgentError: There is no folder for temporary files, or a full one.
+    """
+    try:
+        folder = reaper.ray_folder("").parent
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        text = f"no folder for temporary files: {error.strerror}; name one by TMPDIR"
+        raise AgentError(text) from error
+    if free < LEAST_FREE_BYTES:
+        raise AgentError(
+            f"{folder} has {format_bytes(free)} left, and Ray needs {format_bytes(LEAST_FREE_BYTES)} "
+            "for its logs and sockets: make room, or name another folder by TMPDIR"
+        )
 
 
 @functools.cache
