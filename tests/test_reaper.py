@@ -211,5 +211,5 @@ def test_a_full_temporary_folder_is_told_before_ray_starts(
 
 def test_no_temporary_folder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/no")
-    with pytest.raises(AgentError, match="no folder for temporary files: .*; name one by TMPDIR"):
+    with pytest.raises(AgentError, match=r"no folder for temporary files: .*; name one by TMPDIR"):
         embedded.surroundings("local", "s").__enter__()

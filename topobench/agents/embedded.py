@@ -88,9 +88,10 @@ def _check_room() -> None:
         text = f"no folder for temporary files: {error.strerror}; name one by TMPDIR"
         raise AgentError(text) from error
     if free < LEAST_FREE_BYTES:
+        least = format_bytes(LEAST_FREE_BYTES)
         raise AgentError(
-            f"{folder} has {format_bytes(free)} left, and Ray needs {format_bytes(LEAST_FREE_BYTES)} "
-            "for its logs and sockets: make room, or name another folder by TMPDIR"
+            f"{folder} has {format_bytes(free)} left, and Ray needs {least} for its logs and "
+            "sockets: make room, or name another folder by TMPDIR"
         )
 
 
