@@ -171,7 +171,7 @@ def test_both_sides_of_a_peak_are_searched_apart() -> None:
 def test_a_curve_that_only_grows_has_nothing_to_search_on_the_falling_side() -> None:
     found = knee(HALF_OCTAVES, HALF_OCTAVES**0.8, Side.FALLING)
     assert found.size is None
-    assert found.reason == f"no knee: 1 sizes on the falling side; {MIN_POINTS} are needed"
+    assert found.reason == f"no knee: 1 size on the falling side; {MIN_POINTS} are needed"
 
 
 def test_an_interval_that_the_sizes_do_not_bound_has_no_end() -> None:

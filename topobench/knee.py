@@ -136,7 +136,8 @@ def find_knee(
     if len(places) < MIN_POINTS:
         return Knee(
             None,
-            f"no knee: {len(places)} sizes on the {side} side; {MIN_POINTS} are needed",
+            f"no knee: {len(places)} size{'' if len(places) == 1 else 's'} on the {side} side; "
+            f"{MIN_POINTS} are needed",
             level,
         )
     bend = _find_bend(places, logs, confidence)

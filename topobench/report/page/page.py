@@ -208,7 +208,7 @@ def _host_sections(
     topology = wiring.names_of({key: sight.topologies[key]} if key in sight.topologies else {})
     suffix = f" of {clean(host['name'])}" if named else ""
     for kind, title, parts in _kinds(name, host, cells, topology.get(key)):
-        section = _section(f"{name}-{kind}", f"{title}{suffix}", parts)
+        section = _section(f"{name}-{kind}-section", f"{title}{suffix}", parts)
         if section.parts:
             yield section
         else:
