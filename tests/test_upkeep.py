@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,13 @@ import sqlalchemy as sa
 
 from storing import at, at_revision, begin, cell, count, host, reading, run
 from topobench.db import retention, schema
+from topobench.db.engine import writing
 from topobench.db.merge import import_store
 from topobench.db.prices import Price, add_price
 from topobench.db.queries import run_query
 from topobench.db.retention import vacuum
 from topobench.db.store import Store
-from topobench.errors import NotFound, UsageError
+from topobench.errors import NotFound, StoreError, UsageError
 from topobench.host import Host
 from topobench.reading import Status
 from topobench.retention import DAY_SECONDS, Retention
@@ -154,6 +157,7 @@ def test_another_store_comes_in_exactly_once(tmp_path: Path, store_url: str) -> 
             10,
         )
         assert (before["host"], before["series"], before["topology"]) == (2, 2, 2)
+        assert before["device"] == 2
         for url in (second, first):
             again = import_store(store, url)
             assert (again.sweeps, again.stored, again.already) == (0, 0, 3)
@@ -197,9 +201,44 @@ def test_a_site_may_get_another_name(tmp_path: Path) -> None:
                 ("lab", 5),
                 ("south", 5),
             ]
+        with Store.open(second) as other:
+            add_change(other, "driver")
         merged = import_store(store, second)
-        assert merged.conflicts == 2
+        assert (merged.conflicts, merged.judged) == (2, 0)  # and no change of south is lab's
         assert merged.problems[0].endswith("is already stored with another cluster")
+
+
+def add_change(store: Store, kind: str) -> None:
+    """Note a change on the first host of a store."""
+    row = {"host_id": 1, "at": at(0), "kind": kind, "key": "host", "source": "human"}
+    with writing(store.engine) as connection:
+        connection.execute(schema.change_event.insert(), row)
+
+
+def test_devices_that_nothing_was_measured_on_come_in_too(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path}/other.db") as other:
+        begin(other, cell(), hosts=[host(gpus=3)])
+    with Store.open(f"sqlite:///{tmp_path}/here.db") as store:
+        import_store(store, f"sqlite:///{tmp_path}/other.db")
+        assert count(store, "device") == 3
+
+
+def test_damage_is_told_of_the_file_that_has_it(tmp_path: Path) -> None:
+    """Who would move away the store that was to be filled would lose it."""
+    other = tmp_path / "other.db"
+    with Store.open(f"sqlite:///{other}") as store:
+        night(store, 2, *range(1, 200))
+    with contextlib.closing(sqlite3.connect(other)) as plain:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'reading'"
+        (page,) = plain.execute(query).fetchone()
+    with other.open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xff" * 4096)
+    with (
+        Store.open(f"sqlite:///{tmp_path}/here.db") as store,
+        pytest.raises(StoreError, match=r"other\.db: .*malformed"),
+    ):
+        import_store(store, f"sqlite:///{other}")
 
 
 @pytest.mark.parametrize("table", ["run", "cell", "sweep"])

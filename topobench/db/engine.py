@@ -234,6 +234,16 @@ def foreign_errors(where: str) -> Iterator[None]:
         raise mapped(error, where, lost=isinstance(error, sqlite3.OperationalError)) from error
 
 
+def name_errors(engine: Engine) -> None:
+    """Let errors name this database also where they come up in a transaction of another one."""
+
+    @event.listens_for(engine, "handle_error")
+    def _map(context: sa.engine.ExceptionContext) -> None:
+        found = context.original_exception
+        lost = context.is_disconnect or isinstance(context.sqlalchemy_exception, OperationalError)
+        raise mapped(found, mask_url(engine.url), lost=lost) from found
+
+
 def _is_lost(error: DBAPIError) -> bool:
     return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
 

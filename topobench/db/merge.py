@@ -25,6 +25,7 @@ from topobench.db.engine import (
     foreign_errors,
     make_engine,
     mask_url,
+    name_errors,
     parse_url,
     reading,
     sqlite_path,
@@ -89,10 +90,13 @@ def import_store(store: Store, url: str, *, as_cluster: str | None = None) -> Me
         ids = list(
             source.execute(sa.select(schema.sweep.c.id).order_by(schema.sweep.c.id)).scalars()
         )
-        for sweep_id in ids:
-            _import_sweep(source, store.engine, sweep_id, as_cluster, merged)
+        agreed = [i for i in ids if _import_sweep(source, store.engine, i, as_cluster, merged)]
+        if ids and not agreed:  # as of a site that has another name here
+            return merged
         with writing(store.engine) as target:
             mapped = Mapped(source, target, as_cluster)
+            for device_id in _devices(source, agreed):
+                mapped.id("device", device_id)
             merged.judged += merge_judged.of_places(source, target, mapped, merged.problems)
             merge_judged.supersede(source, target, mapped)
     return merged
@@ -110,6 +114,7 @@ def _opened(url: str, store: Store) -> Iterator[Engine]:
     with contextlib.ExitStack() as stack:
         engine = make_engine(parsed, read_only=True)
         stack.callback(engine.dispose)
+        name_errors(engine)
         found = migrate.current(engine)
         if path is not None and found in migrate.older():
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="topobench-"))
@@ -143,8 +148,8 @@ def _check_one_cluster(source: Connection, url: str) -> None:
 
 def _import_sweep(
     source: Connection, engine: Engine, sweep_id: int, as_cluster: str | None, merged: Merged
-) -> None:
-    """One sweep in one transaction: all of it, or nothing."""
+) -> bool:
+    """One sweep in one transaction: all of it, or nothing and a conflict that is noted."""
     try:
         with writing(engine) as target:
             mapped = Mapped(source, target, as_cluster)
@@ -152,11 +157,24 @@ def _import_sweep(
     except StoreConflict as error:
         merged.conflicts += 1
         merged.problems.append(str(error))
-        return
+        return False
     merged.sweeps += bool(stored or not already)
     merged.stored += stored
     merged.already += already
     merged.judged += judged
+    return True
+
+
+def _devices(source: Connection, sweeps: Sequence[int]) -> list[int]:
+    """All devices of the hosts of these sweeps, also those that nothing was measured on."""
+    d, hosts = schema.device, schema.sweep_host
+    found: dict[int, None] = {}
+    for some in chunks(sweeps):
+        query = sa.select(d.c.id).where(
+            d.c.host_id.in_(sa.select(hosts.c.host_id).where(hosts.c.sweep_id.in_(some)))
+        )
+        found.update(dict.fromkeys(source.execute(query.order_by(d.c.id)).scalars()))
+    return list(found)
 
 
 def _sweep(
