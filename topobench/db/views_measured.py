@@ -116,7 +116,8 @@ _PREFILL_KEY = """\
 sweep, cluster, host, host_key, sku, devices, n_devices, case_id, params, model, seq_len,
     batch, dtype, tp, series_id, arm, binding"""
 
-# The parameters of a case are one text; without the length it names a curve.
+# The parameters of a case are one text; without the length it names a curve. A reading of the
+# whole case has no key in its point; asked for as equal to {}, PostgreSQL would expect few.
 V_PREFILL = f"""
 CREATE VIEW v_prefill AS
 SELECT
@@ -133,7 +134,7 @@ SELECT
     max(measured_at) AS measured_at, max(measured_unix_seconds) AS measured_unix_seconds,
     source, synthetic
 FROM v_latest
-WHERE probe = 'prefill' AND coalesce(rank, -1) < 0 AND point = '{{}}'
+WHERE probe = 'prefill' AND coalesce(rank, -1) < 0 AND point NOT LIKE '{{"%'
 GROUP BY
     {_PREFILL_KEY},
     source, synthetic

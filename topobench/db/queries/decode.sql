@@ -21,8 +21,8 @@ WITH measured AS (
             WHEN params LIKE '%"kv_dtype":"int8"%' THEN 'int8'
         END AS kv_dtype
     FROM v_latest v
-    WHERE probe = 'decode' AND coalesce(rank, -1) < 0 AND point = '{}' AND seq_len IS NOT NULL
-        AND measured_at >= :since AND host LIKE :host AND model LIKE :model
+    WHERE probe = 'decode' AND coalesce(rank, -1) < 0 AND point NOT LIKE '{"%'
+        AND seq_len IS NOT NULL AND measured_at >= :since AND host LIKE :host AND model LIKE :model
         AND source LIKE :source
 ), steps AS (
     SELECT

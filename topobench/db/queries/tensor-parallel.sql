@@ -6,12 +6,13 @@
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
 -- alone_seconds: the same case on one GPU of these in the same sweep, bound alike if it was (median
--- over GPUs and processes; alone_at_once = all: each did it while the others did). Shares of the all-reduces: by
--- events between stages, and by a pass without them. predicted_seconds = alone_seconds / tp +
--- n_all_reduces x (alpha + bytes / beta), by the line between the same GPUs in the same sweep.
-WITH prompts AS (
+-- over GPUs and processes; alone_at_once = all: each did it while the others did). Shares of the
+-- all-reduces: by events between stages, and by a pass without them. predicted_seconds =
+-- alone_seconds / tp + n_all_reduces x (alpha + bytes / beta), by the line between the same GPUs
+-- in the same sweep.
+WITH alike AS (
     SELECT
-        v.*,
+        id, tp,
         replace(
             replace(
                 replace(params, '"tensor_parallel":' || CAST(tp AS text), '"tensor_parallel":*'),
@@ -20,9 +21,14 @@ WITH prompts AS (
             '"at_once":"all"', '"at_once":*'
         ) AS rest,
         CASE WHEN params LIKE '%"at_once":"all"%' THEN 'all' ELSE 'one' END AS at_once
+    FROM probe_case
+    WHERE probe = 'prefill'
+), prompts AS (
+    SELECT v.*, alike.rest
     FROM v_prefill v
-    WHERE measured_at >= :since AND host LIKE :host AND model LIKE :model
-        AND source LIKE :source AND device_seconds > 0
+    JOIN alike ON alike.id = v.case_id
+    WHERE v.tp > 1 AND v.measured_at >= :since AND v.host LIKE :host AND v.model LIKE :model
+        AND v.source LIKE :source AND v.device_seconds > 0
 ), details AS (
     SELECT
         series_id, sweep,
@@ -39,49 +45,50 @@ WITH prompts AS (
     GROUP BY series_id, sweep
 ), alone AS (
     SELECT
-        p.series_id, p.sweep, one.series_id AS one_id, one.at_once,
+        p.series_id, p.sweep, one.at_once, d.median AS seconds, d.run_id,
         rank() OVER (
             PARTITION BY p.series_id, p.sweep
             ORDER BY
                 CASE WHEN one.at_once = 'one' THEN 0 ELSE 1 END,
-                CASE WHEN one.arm = p.binding THEN 0 ELSE 1 END,
-                one.arm
-        ) AS place
+                CASE WHEN a.name = p.binding THEN 0 ELSE 1 END,
+                a.name
+        ) AS choice
     FROM prompts p
-    JOIN prompts one
-        ON one.tp = 1 AND one.rest = p.rest AND one.host_key = p.host_key
-        AND one.cluster = p.cluster AND one.sweep = p.sweep AND one.source = p.source
-        AND one.synthetic = p.synthetic
-    JOIN series ps ON ps.id = p.series_id
-    JOIN series os ON os.id = one.series_id
-    WHERE p.tp > 1 AND (
-        p.n_devices = 0
-        OR EXISTS (
-            SELECT 1
-            FROM device_set_member pd
-            JOIN device_set_member od ON od.device_id = pd.device_id
-            WHERE pd.device_set_id = ps.device_set_id AND od.device_set_id = os.device_set_id
-        )
-    )
-), timed AS (
-    SELECT
-        a.series_id, a.sweep, a.at_once, d.median AS seconds,
-        row_number() OVER (PARTITION BY a.series_id, a.sweep ORDER BY d.median, d.run_id) AS place,
-        count(*) OVER (PARTITION BY a.series_id, a.sweep) AS n_all
-    FROM alone a
     CROSS JOIN series s
+    CROSS JOIN series o
+    CROSS JOIN alike one
+    CROSS JOIN arm a
     CROSS JOIN run r
     CROSS JOIN reading d
     CROSS JOIN metric m
-    WHERE a.place = 1 AND s.id = a.one_id AND r.series_id = s.id
-        AND r.sweep_id = s.latest_sweep_id AND r.status IN ('ok', 'partial')
-        AND d.run_id = r.id AND d.point = '{}' AND d.median IS NOT NULL
+    WHERE s.id = p.series_id AND o.host_id = s.host_id
+        AND o.latest_sweep_id = s.latest_sweep_id AND o.source = s.source
+        AND o.synthetic = s.synthetic AND one.id = o.case_id AND one.tp = 1
+        AND one.rest = p.rest AND a.id = o.arm_id AND r.series_id = o.id
+        AND r.sweep_id = o.latest_sweep_id AND r.status IN ('ok', 'partial')
+        AND d.run_id = r.id AND d.point = '{}' AND d.median > 0
         AND m.id = d.metric_id AND m.name = 'prefill_device_seconds'
+        AND (
+            p.n_devices = 0
+            OR EXISTS (
+                SELECT 1
+                FROM device_set_member mine
+                JOIN device_set_member its ON its.device_id = mine.device_id
+                WHERE mine.device_set_id = s.device_set_id AND its.device_set_id = o.device_set_id
+            )
+        )
+), placed AS (
+    SELECT
+        alone.*,
+        row_number() OVER (PARTITION BY series_id, sweep ORDER BY seconds, run_id) AS place,
+        count(*) OVER (PARTITION BY series_id, sweep) AS n_all
+    FROM alone
+    WHERE choice = 1
 ), single AS (
     SELECT
         series_id, sweep, max(at_once) AS alone_at_once,
         avg(CASE WHEN 2 * place BETWEEN n_all AND n_all + 2 THEN seconds END) AS alone_seconds
-    FROM timed
+    FROM placed
     GROUP BY series_id, sweep
 ), lines AS (
     SELECT
@@ -100,7 +107,6 @@ WITH prompts AS (
         ON f.op = 'all_reduce' AND f.sweep = p.sweep AND f.host_key = p.host_key
         AND f.n_ranks = p.tp AND f.arm = p.arm AND f.source = p.source
         AND coalesce(f.devices, '') = coalesce(p.devices, '')
-    WHERE p.tp > 1
 ), expected AS (
     SELECT
         p.*, d.events_share_ratio, d.twin_share_ratio, d.message_bytes, d.n_all_reduces,
@@ -113,7 +119,6 @@ WITH prompts AS (
     LEFT JOIN details d ON d.series_id = p.series_id AND d.sweep = p.sweep
     LEFT JOIN single s ON s.series_id = p.series_id AND s.sweep = p.sweep
     LEFT JOIN lines l ON l.series_id = p.series_id AND l.sweep = p.sweep AND l.place = 1
-    WHERE p.tp > 1
 )
 SELECT
     cluster, host, devices, model, batch, seq_len, dtype, tp, arm, n_processes, n,
