@@ -72,7 +72,7 @@ class TestSmallHost:
             ("prefill", "tiny", "none", 1),
             ("all_reduce", 8192, "none", 2),
             ("all_reduce", 2**20, "none", 2),
-            ("all_reduce", 64 * 2**20, "none", 2),
+            ("all_reduce", 128 * 2**20, "none", 2),
         ]
 
     def test_memory_is_bound_to_the_only_node_with_every_cpu(self) -> None:
@@ -114,13 +114,13 @@ class TestSmallHost:
         here = host(small(), available_memory_bytes=None)
         plan = make_plan(configured(probes="all_reduce"), [here], seed=1)
         sizes = [c.case.params["bytes"] for c in planned(plan.cells)]
-        assert sizes == [8192, 2**20, 64 * 2**20]
+        assert sizes == [8192, 2**20, 128 * 2**20]
 
     def test_a_gang_that_would_not_fit_into_memory_is_skipped(self) -> None:
         here = host(small(), available_memory_bytes=100 * 2**20)
         plan = make_plan(configured(probes="all_reduce"), [here], seed=1)
         (short,) = [c for c in plan.cells if c.reason and c.reason.code == "not_enough_memory"]
-        assert (short.case.params["bytes"], short.ranks) == (64 * 2**20, 2)
+        assert (short.case.params["bytes"], short.ranks) == (128 * 2**20, 2)
         assert [c.case.params["bytes"] for c in planned(plan.cells)] == [8192, 2**20]
 
 

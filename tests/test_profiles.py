@@ -44,7 +44,6 @@ def test_blocks_come_in_mirrored_pairs() -> None:
     ("profile", "probe", "first", "last", "step"),
     [
         ("standard", "host_to_device", 4 << 10, 256 << 20, 4),
-        ("standard", "all_reduce", 8, 1 << 30, 8),
         ("full", "host_to_device", 4 << 10, 256 << 20, 2),
         ("full", "prefill", 128, 8192, 2),
         ("full", "all_reduce", 8, 8 << 30, 2),
@@ -69,7 +68,21 @@ def test_standard_prefills_a_short_and_a_long_prompt_over_one_gpu_and_more() -> 
 def test_quick_sizes_are_powers_of_two_from_small_to_large() -> None:
     params = {p.name: p.params for p in config.profiles()["quick"].probes}
     assert params["host_to_device"]["bytes"] == (64 << 10, 1 << 20, 256 << 20)
-    assert params["all_reduce"]["bytes"] == (8 << 10, 1 << 20, 64 << 20)
+    assert params["all_reduce"]["bytes"] == (8 << 10, 1 << 20, 128 << 20)
+
+
+@pytest.mark.parametrize("name", ["quick", "standard", "full"])
+def test_every_profile_has_the_collectives_that_queries_ask_for_by_themselves(name: str) -> None:
+    """``hop-classes`` and ``price-all-reduce`` name these sizes where nobody else does."""
+    params = {p.name: p.params for p in config.profiles()[name].probes}
+    assert {8 << 10, 1 << 20, 128 << 20} <= set(params["all_reduce"]["bytes"])
+    asked = [
+        re.findall(r"param (?:small|large|bytes) bytes = (\w+)", path.read_text("utf-8"))
+        for path in (
+            ROOT / f"topobench/db/queries/{q}.sql" for q in ("hop-classes", "price-all-reduce")
+        )
+    ]
+    assert asked == [["8K", "128M"], ["128M"]]
 
 
 @pytest.mark.parametrize(
