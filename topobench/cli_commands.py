@@ -12,6 +12,8 @@ from topobench import __version__
 from topobench.cli_output import (
     Format,
     FormatOption,
+    RowsFormat,
+    RowsOption,
     StoreOption,
     emit,
     reader_may_leave,
@@ -32,14 +34,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-
-class QueryFormat(StrEnum):
-    """Output of ``query``."""
-
-    TABLE = "table"
-    CSV = "csv"
-    JSON = "json"
 
 
 class Trigger(StrEnum):
@@ -181,7 +175,7 @@ def plan(
     bindings: BindingsOption = None,
     budget: BudgetOption = None,
     seed: SeedOption = None,
-    output: FormatOption = Format.TABLE,
+    output: RowsOption = RowsFormat.TABLE,
 ) -> int:
     """
     Show what probe would run, what it would skip and why, and what that costs.
@@ -229,7 +223,7 @@ def report(
         str | None, typer.Option("--as-of", metavar="TIME", help="Count nothing younger.")
     ] = None,
     store: StoreOption = None,
-    output: FormatOption = Format.TABLE,
+    output: RowsOption = RowsFormat.TABLE,
 ) -> int:
     """
     Show a stored sweep again, in the terminal or as one HTML file with charts.
@@ -237,7 +231,7 @@ def report(
     \b
     Examples:
       topobench report
-      topobench report 1a2b3c4d --format json
+      topobench report 1a2b3c4d --format csv > readings.csv
       topobench report latest --html report.html --hosts h07
     """
     from topobench import commands, seeing
@@ -270,9 +264,7 @@ def query(
         str | None, typer.Option("--sql", metavar="TEXT", help="Your own read-only SQL.")
     ] = None,
     store: StoreOption = None,
-    output: Annotated[
-        QueryFormat, typer.Option("--format", help="table for people, csv, json.")
-    ] = QueryFormat.TABLE,
+    output: RowsOption = RowsFormat.TABLE,
 ) -> int:
     """
     Ask the database: a named query, or your own read-only SQL.
@@ -299,9 +291,9 @@ def query(
         outcome = commands.query_sql(store_url(store), sql)
     else:
         outcome = commands.query(store_url(store), str(name), params or [], since)
-    if output is not QueryFormat.JSON:
+    if output is not RowsFormat.JSON:
         warn(outcome)
-    if output is QueryFormat.CSV:
+    if output is RowsFormat.CSV:
         from topobench.report.tables_text import query_csv
 
         with reader_may_leave():

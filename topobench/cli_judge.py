@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from topobench.cli_output import Format, FormatOption, StoreOption, emit, store_url
+from topobench.cli_output import (
+    Format,
+    FormatOption,
+    RowsFormat,
+    RowsOption,
+    StoreOption,
+    emit,
+    store_url,
+)
 from topobench.errors import UsageError
 
 _SELECTOR = (
@@ -48,7 +56,7 @@ def compare(
     as_of: AsOfOption = None,
     policy: PolicyOption = None,
     store: StoreOption = None,
-    output: FormatOption = Format.TABLE,
+    output: RowsOption = RowsFormat.TABLE,
 ) -> int:
     """
     Say whether B is worse than A: effect, interval and a word for each case.
@@ -85,7 +93,7 @@ def check(
         bool, typer.Option("--print-policy", help="Show the rules and stop.")
     ] = False,
     store: StoreOption = None,
-    output: FormatOption = Format.TABLE,
+    output: RowsOption = RowsFormat.TABLE,
 ) -> int:
     """
     Judge the hosts of a sweep: links, ceilings, peers, own history; store the verdicts.
@@ -164,7 +172,7 @@ def accept(
         bool, typer.Option("--synthetic", help="Judge results made by demo.")
     ] = False,
     store: StoreOption = None,
-    output: FormatOption = Format.TABLE,
+    output: RowsOption = RowsFormat.TABLE,
 ) -> int:
     """
     Hold a sweep against acceptance criteria: an answer for each GPU, pair, host or cluster.

@@ -28,6 +28,14 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class RowsFormat(StrEnum):
+    """Output of commands whose answer is a table."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+
+
 class TopoFormat(StrEnum):
     """Output of ``topo show`` and ``topo import``."""
 
@@ -45,6 +53,7 @@ StoreOption = Annotated[
     typer.Option("--store", metavar="URL", help="Database, e.g. sqlite:///topobench.db."),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="table for people, json.")]
+RowsOption = Annotated[RowsFormat, typer.Option("--format", help="table for people, csv, json.")]
 
 
 def store_url(given: str | None) -> str:
@@ -55,10 +64,14 @@ def store_url(given: str | None) -> str:
 
 
 def emit(command: str, outcome: Outcome, output: str, *, silent: bool = False) -> int:
-    """Print an outcome as JSON or for people."""
+    """Print an outcome as JSON, as rows, or for people."""
     with reader_may_leave():
         if output == "json":
             _print_document(command, outcome)
+        elif output == "csv":
+            from topobench.report.rows import csv_of
+
+            print(csv_of(command, outcome.data), end="")
         elif not silent:
             from topobench.report.show import StdoutConsole, show
 

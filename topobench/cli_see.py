@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from topobench.cli_output import Format, FormatOption, StoreOption, emit, store_url
+from topobench.cli_output import (
+    Format,
+    FormatOption,
+    RowsFormat,
+    RowsOption,
+    StoreOption,
+    emit,
+    store_url,
+)
 
 
 def serve(
@@ -59,7 +67,7 @@ def advise(
         Path, typer.Option("--out", metavar="FOLDER", help="Where ring files are written.")
     ] = Path(),
     store: StoreOption = None,
-    output: FormatOption = Format.TABLE,
+    output: RowsOption = RowsFormat.TABLE,
 ) -> int:
     """
     Say what to do with a host: bindings, rings, chunks, from what was measured on it.
