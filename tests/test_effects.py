@@ -60,6 +60,29 @@ def test_each_of_the_gpus_at_once_is_a_bench_of_its_own() -> None:
     assert found == {devices: pytest.approx(effect) for devices, effect in expected.items()}
 
 
+def test_a_pass_and_its_rate_of_tokens_are_called_alike() -> None:
+    """3.5 % longer is beyond 2 % either way; of a part of the host's work, within 5 %."""
+
+    def prompt(arm: str, block: int, longer: float) -> dict[str, Any]:
+        named = {"device": "prefill_device_seconds", "rate": "tokens_per_second"}
+        readings = [
+            documents.reading(named["device"], 0.1 * longer, unit="s", better=-1),
+            documents.reading(named["rate"], 1e4 / longer, unit="token/s"),
+            documents.reading(
+                "host_part_seconds", 1e-3 * longer, unit="s", better=0, point={"part": "launch"}
+            ),
+        ]
+        return copy(arm, block, 0.0, probe="prefill", readings=readings)
+
+    cells = [prompt(a, b, x) for b in range(8) for a, x in (("none", 1.0), ("remote", 1.035))]
+    found = {b.part or b.metric: compared(b, "none", "remote").verdict for b in benches(cells)}
+    assert found == {
+        "prefill_device_seconds": Change.REGRESSED,
+        "tokens_per_second": Change.REGRESSED,
+        "launch": Change.EQUIVALENT,
+    }
+
+
 def test_a_block_that_lacks_an_arm_is_left_out() -> None:
     cells = [copy("none", b, 50e9) for b in range(8)]
     cells += [copy("local", b, 50e9) for b in range(5)]

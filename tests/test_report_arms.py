@@ -45,8 +45,8 @@ def shown(cells: Sequence[Mapping[str, Any]]) -> str:
 def test_a_null_result_says_what_would_have_been_seen() -> None:
     quiet = [0.100 * x for x in NOISE]
     text = shown(prefills({"none": quiet, "local": [x * 1.001 for x in quiet]}))
-    assert "prefill wall local none no effect beyond 5.0 % in 1 case -0.1 %" in text
-    assert text.endswith("-0.1..-0.1 % 5.0 %")
+    assert "prefill wall local none no effect beyond 2.0 % in 1 case -0.1 %" in text
+    assert text.endswith("-0.1..-0.1 % 2.0 %")
 
 
 def test_an_effect_is_told_with_its_interval() -> None:

@@ -24,6 +24,8 @@ Pairs = Mapping[tuple[int, int], float]
 TOLERANCES = {"s": 0.05, "token/s": 0.02}
 """Largest relative change that does not matter, by unit; 3 % for others."""
 _TOLERANCE = 0.03
+_OF_TOKENS = frozenset({"prefill", "decode"})
+"""Probes whose times are those of tokens: of one pass, rate and time may not be called unlike."""
 HOST_PART = "host_part_seconds"
 """Judged by arm only: of hosts or nights, a part that took longer says nothing."""
 _REFERENCES = ("none", "local")
@@ -146,10 +148,15 @@ def compared(bench: Bench, reference: str, arm: str) -> Comparison:
     return compare_paired(
         [a[k] for k in both],
         [b[k] for k in both],
-        tolerance=TOLERANCES.get(bench.unit, _TOLERANCE),
+        tolerance=_tolerance(bench),
         better=bench.better,
         with_p=False,
     )
+
+
+def _tolerance(bench: Bench) -> float:
+    unit = "token/s" if bench.probe in _OF_TOKENS and not bench.part else bench.unit
+    return TOLERANCES.get(unit, _TOLERANCE)
 
 
 def _readings(cell: Cell) -> Iterator[tuple[Bench, float]]:
