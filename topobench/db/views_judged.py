@@ -54,8 +54,7 @@ V_KNEE = """
 CREATE VIEW v_knee AS
 WITH placed AS (
     SELECT
-        f.*, sw.uuid AS sweep, sw.cluster_id, sw.started_at, sw.started_unix_seconds,
-        sw.source, sw.synthetic,
+        f.id,
         row_number() OVER (
             PARTITION BY sw.cluster_id, f.host_id, f.subject, f.x_metric, sw.source, sw.synthetic
             ORDER BY sw.started_unix_seconds DESC, f.id DESC
@@ -65,14 +64,16 @@ WITH placed AS (
     WHERE f.kind = 'knee'
 )
 SELECT
-    p.sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
-    p.subject, p.x_metric, p.n, p.knee, p.knee_lo, p.knee_hi, p.ci_level, p.reason,
-    p.launch_until, p.memory_until, p.attention_from, p.params,
-    p.started_at AS measured_at, p.started_unix_seconds AS measured_unix_seconds,
-    p.source, p.synthetic
+    sw.uuid AS sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
+    f.subject, f.x_metric, f.n, f.knee, f.knee_lo, f.knee_hi, f.ci_level, f.reason,
+    f.launch_until, f.memory_until, f.attention_from, f.params,
+    sw.started_at AS measured_at, sw.started_unix_seconds AS measured_unix_seconds,
+    sw.source, sw.synthetic
 FROM placed p
-JOIN cluster cl ON cl.id = p.cluster_id
-LEFT JOIN host h ON h.id = p.host_id
+JOIN fit f ON f.id = p.id
+JOIN sweep sw ON sw.id = f.sweep_id
+JOIN cluster cl ON cl.id = sw.cluster_id
+LEFT JOIN host h ON h.id = f.host_id
 LEFT JOIN sku k ON k.id = h.sku_id
 WHERE p.place = 1
 """
@@ -81,11 +82,9 @@ V_FIT = """
 CREATE VIEW v_fit AS
 WITH placed AS (
     SELECT
-        f.*, sw.uuid AS sweep, sw.cluster_id, sw.started_at, sw.started_unix_seconds,
-        sw.source, sw.synthetic,
+        f.id,
         row_number() OVER (
-            PARTITION BY sw.cluster_id, f.host_id, f.kind, f.subject, f.x_metric, sw.source,
-                sw.synthetic
+            PARTITION BY sw.cluster_id, f.host_id, f.subject, f.x_metric, sw.source, sw.synthetic
             ORDER BY sw.started_unix_seconds DESC, f.id DESC
         ) AS place
     FROM fit f
@@ -93,21 +92,23 @@ WITH placed AS (
     WHERE f.kind = 'alpha_beta'
 )
 SELECT
-    p.sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
+    sw.uuid AS sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
     ds.label AS devices, ds.n_devices, pc.probe, pc.probe_version, pc.op, pc.dtype, pc.backend,
-    p.params, s.n_ranks, s.n_hosts, a.name AS arm, a.binding, a.ring, a.env,
-    p.subject, p.alpha_seconds, p.alpha_lo, p.alpha_hi,
-    p.beta_bytes_per_second, p.beta_lo, p.beta_hi, p.n_half_bytes, p.ci_level, p.n,
-    p.residual_ratio, p.worst_bytes, p.worst_ratio, p.smallest_bytes, p.largest_bytes,
-    p.started_at AS measured_at, p.started_unix_seconds AS measured_unix_seconds,
-    p.source, p.synthetic
+    f.params, s.n_ranks, s.n_hosts, a.name AS arm, a.binding, a.ring, a.env,
+    f.subject, f.alpha_seconds, f.alpha_lo, f.alpha_hi,
+    f.beta_bytes_per_second, f.beta_lo, f.beta_hi, f.n_half_bytes, f.ci_level, f.n,
+    f.residual_ratio, f.worst_bytes, f.worst_ratio, f.smallest_bytes, f.largest_bytes,
+    sw.started_at AS measured_at, sw.started_unix_seconds AS measured_unix_seconds,
+    sw.source, sw.synthetic
 FROM placed p
-JOIN cluster cl ON cl.id = p.cluster_id
-JOIN series s ON s.id = p.series_id
+JOIN fit f ON f.id = p.id
+JOIN sweep sw ON sw.id = f.sweep_id
+JOIN cluster cl ON cl.id = sw.cluster_id
+JOIN series s ON s.id = f.series_id
 JOIN probe_case pc ON pc.id = s.case_id
 JOIN arm a ON a.id = s.arm_id
 JOIN device_set ds ON ds.id = s.device_set_id
-LEFT JOIN host h ON h.id = p.host_id
+LEFT JOIN host h ON h.id = f.host_id
 LEFT JOIN sku k ON k.id = h.sku_id
 WHERE p.place = 1
 """

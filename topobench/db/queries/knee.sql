@@ -9,18 +9,39 @@
 -- host has the interval of its own fit, from six on it is that of the median over hosts. What
 -- theory expects, means over hosts: launching kernels takes longer than their arithmetic up to
 -- launch_until, memory up to memory_until; attention is a quarter of it attention_from on.
-WITH placed AS (
+WITH newest AS (
     SELECT
-        v.*,
+        f.id,
+        row_number() OVER (
+            PARTITION BY sw.cluster_id, f.host_id, f.subject, f.x_metric, sw.source, sw.synthetic
+            ORDER BY sw.started_unix_seconds DESC, f.id DESC
+        ) AS place
+    FROM sweep sw
+    CROSS JOIN fit f
+    WHERE f.sweep_id = sw.id AND sw.started_at >= :since AND sw.source LIKE :source
+        AND f.kind = 'knee' AND f.subject LIKE :subject
+), found AS (
+    SELECT
+        cl.name AS cluster, k.name AS sku, h.key AS host_key, f.subject, f.x_metric, f.knee,
+        f.knee_lo, f.knee_hi, f.launch_until, f.memory_until, f.attention_from,
+        sw.started_unix_seconds AS measured_unix_seconds, sw.source, sw.synthetic
+    FROM newest n
+    JOIN fit f ON f.id = n.id
+    JOIN sweep sw ON sw.id = f.sweep_id
+    JOIN cluster cl ON cl.id = sw.cluster_id
+    LEFT JOIN host h ON h.id = f.host_id
+    LEFT JOIN sku k ON k.id = h.sku_id
+    WHERE n.place = 1 AND cl.name LIKE :cluster
+), placed AS (
+    SELECT
+        found.*,
         row_number() OVER (
             PARTITION BY cluster, sku, subject, x_metric, source, synthetic
             ORDER BY CASE WHEN knee IS NULL THEN 1 ELSE 0 END, knee, host_key
         ) AS place,
         count(knee) OVER (PARTITION BY cluster, sku, subject, x_metric, source, synthetic)
             AS n_found
-    FROM v_knee v
-    WHERE measured_at >= :since AND cluster LIKE :cluster AND subject LIKE :subject
-        AND source LIKE :source
+    FROM found
 )
 SELECT
     cluster, sku, subject, x_metric, n_found AS n, count(*) - n_found AS n_none,

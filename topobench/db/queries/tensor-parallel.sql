@@ -103,10 +103,13 @@ WITH alike AS (
                 f.subject
         ) AS place
     FROM prompts p
-    JOIN v_fit f
-        ON f.op = 'all_reduce' AND f.sweep = p.sweep AND f.host_key = p.host_key
-        AND f.n_ranks = p.tp AND f.arm = p.arm AND f.source = p.source
-        AND coalesce(f.devices, '') = coalesce(p.devices, '')
+    JOIN series mine ON mine.id = p.series_id
+    JOIN fit f ON f.sweep_id = mine.latest_sweep_id AND f.host_id = mine.host_id
+        AND f.kind = 'alpha_beta'
+    JOIN series s ON s.id = f.series_id AND s.n_ranks = p.tp
+    JOIN device_set ds ON ds.id = s.device_set_id AND ds.label = p.devices
+    JOIN probe_case pc ON pc.id = s.case_id AND pc.op = 'all_reduce'
+    JOIN arm a ON a.id = s.arm_id AND a.name = p.arm
 ), expected AS (
     SELECT
         p.*, d.events_share_ratio, d.twin_share_ratio, d.message_bytes, d.n_all_reduces,
