@@ -20,6 +20,7 @@ from topobench.units import format_span
 
 if TYPE_CHECKING:
     from topobench.db.queries import Query
+    from topobench.db.store import Store
     from topobench.web.site import Site
 
 FOLDER = Path(__file__).parent / "templates"
@@ -27,6 +28,8 @@ STALE_SECONDS = 14 * 86_400.0
 """Older data says nothing of a host any more."""
 MOST_ROWS = 500
 """Rows of a query's answer on a page; its CSV has them all."""
+_MOST_NAMED = 20
+"""Hosts of a sweep whose bad GPUs are called by their indices, not by the start of a UUID."""
 _FINAL = frozenset({"done", "interrupted", "failed"})
 _TILES_FROM = 12
 
@@ -166,9 +169,7 @@ def sweep(site: Site, identity: str, params: Mapping[str, str]) -> str:
         "sweep",
         sweep={"id": progress["id"], "short": progress["id"][:8], **_how_far(progress)},
         hosts=_hosts_table(hosts, progress["id"]) if chosen is None else None,
-        judged=[_judged(look.verdicts(store, progress["id"]), progress["id"])]
-        if chosen is None
-        else [],
+        judged=[] if chosen is not None else [_judged(store, progress["id"])],
         chosen=next((clean(h["name"]) for h in hosts if h["key"] == chosen), ""),
         several=len(hosts) > 1,
         body=body,
@@ -207,12 +208,20 @@ def _hosts_table(hosts: Sequence[Mapping[str, Any]], sweep_id: str) -> list[dict
     ]
 
 
-def _judged(verdicts: Sequence[Mapping[str, Any]], sweep_id: str) -> Section:
+def _judged(store: Store, sweep_id: str) -> Section:
     """The verdicts on all hosts of a sweep, or the command that makes them."""
+    from topobench.db import look
     from topobench.report.page.judged import judged
+    from topobench.report.page.wiring import names_of
     from topobench.report.records import Places
 
-    return Section("verdicts", "Verdicts", tuple(judged(verdicts, Places({}), sweep_id)))
+    verdicts = look.verdicts(store, sweep_id)
+    bad = dict.fromkeys(v["host"] for v in verdicts if v["device"] and v["level"] != "ok")
+    wired = names_of(look.topologies(store, sweep_id, [*bad][:_MOST_NAMED])).values()
+    gpus = {
+        g.uuid: f"GPU {g.index}" for t in wired for g in t.gpus if g.uuid and g.index is not None
+    }
+    return Section("verdicts", "Verdicts", tuple(judged(verdicts, Places({}, gpus), sweep_id)))
 
 
 def _figures(site: Site, sweep_id: str, status: str, key: str) -> str:
