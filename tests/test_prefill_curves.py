@@ -57,6 +57,23 @@ def test_a_curve_bends_where_it_was_made_to() -> None:
     assert (curve.device, curve.launches) == (GPU, 400.0)
 
 
+def test_arithmetic_is_shared_by_ranks_of_one_model_and_not_by_gpus_at_once() -> None:
+    pair = [GPU, documents.gpu_uuid("gpu01", 1)]
+
+    def launching(**params: Any) -> float:
+        cells = [{**c, "devices": pair} for c in prompts(BENT, **params)]
+        (curve,) = curves(cells)
+        found = predicted(curve, {(curve.host, GPU): ROOF}).launch
+        assert found is not None
+        return found
+
+    at_once, shared = launching(at_once="all", tensor_parallel=1), launching(tensor_parallel=2)
+    shape = shapes.shape_of("llama3-8b")
+    for length, gpus in ((at_once, 1), (shared, 2)):
+        work = gpus * 400 * 2e-6 * 8e14
+        assert shapes.flop(shape, int(length), 1) == pytest.approx(work, rel=0.05)
+
+
 def test_a_straight_curve_has_no_knee_and_says_why() -> None:
     (curve,) = curves(prompts(STRAIGHT))
     assert curve.knee.size is None

@@ -196,7 +196,11 @@ def _launch(curve: Curve, shape: shapes.Shape, batch: int, roof: Roof) -> float 
     speed = roof.flop.get(precision.product) if precision else None
     if curve.param("mode") != "eager" or not (curve.launches and roof.launch and speed):
         return None
-    launching, whole = curve.launches * roof.launch, speed * max(curve.n_devices, 1)
+    ranks = curve.param("tensor_parallel")  # GPUs at once have a whole model each
+    launching, whole = (
+        curve.launches * roof.launch,
+        speed * (ranks if isinstance(ranks, int) else 1),
+    )
     return _first(lambda n: shapes.flop(shape, n, batch) / whole >= launching)
 
 
