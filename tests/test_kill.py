@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import time
 
 import pytest
@@ -78,6 +79,11 @@ def test_a_signal_ends_the_sweep_cleanly_with_its_code(
     assert [c["reason"] for c in cells if c["status"] != "ok" and not stolen(c)] == []
     assert len(cells) == 8
     assert resumed["exit_code"] == int(any(map(stolen, cells)))
+    if number is signal.SIGINT and not resumed["exit_code"]:
+        with contextlib.closing(sqlite3.connect(job.database)) as plain, plain:  # as on a full disk
+            plain.execute("UPDATE sweep SET status = 'running', ended_at = NULL")
+        ended = job.document("probe", "--resume", "latest")["data"]["sweep"]
+        assert (ended["status"], ended["ended_at"] is None) == ("done", False)
 
 
 def test_ray_leaves_the_handlers_of_signals_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,10 +139,15 @@ def _resumed_sweep(
     console: Console | None,
     resume: str,
 ) -> tuple[str, int]:
-    """Run what did not end well in a stored sweep; its id and the hosts that failed."""
+    """
+    Run what did not end well in a stored sweep; its id and the hosts that failed.
+
+    One that lost its driver after its last cell is only ended.
+    """
     sweep_id = store.resolve_sweep(resume)
     cells, attempts = store.cells_to_resume(sweep_id)
-    if not cells:
+    status = store.sweep_document(sweep_id)["sweep"]["status"] if not cells else ""
+    if not cells and status not in ("running", "interrupted"):
         raise UsageError(f"sweep {sweep_id[:8]} has nothing left to run")
     with _agents(config, sweep_id) as connection:
         wanted = {host for c in cells for host in (c.host, *c.hosts)}
