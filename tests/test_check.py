@@ -16,7 +16,7 @@ import storing
 from documents import check as valid
 from topobench import cli, commands, judging
 from topobench.db import look, schema, selecting, verdicts
-from topobench.db.engine import reading
+from topobench.db.engine import reading, writing
 from topobench.db.store import Store
 from topobench.errors import ConfigError, NotFound, UsageError
 from topobench.host import Host
@@ -359,6 +359,23 @@ def test_whatever_keeps_check_from_judging_is_three(
     assert "p.yaml:1: z: 'none' is no number" in told
     assert "p.yaml:2: night: unknown key" in told
     assert "did you mean nights?" in told
+
+
+def test_a_sweep_that_is_under_way_or_foreign_is_said_to_be(url: str) -> None:
+    with Store.open(url) as store:
+        sweep = night(store, 2, slow={})
+        assert judging.check(url).warnings == []
+        store.resume_sweep(sweep)
+        (told,) = judging.check(url).warnings
+        assert told == "the sweep is running: its hosts are judged by what it measured so far"
+        store.end_sweep(sweep, "interrupted")
+        with writing(store.engine) as connection:
+            connection.execute(schema.sweep.update(), {"source": "import:nccl-tests"})
+        (cut, foreign) = judging.check(url, sweep).warnings
+        assert (cut.split(":")[0], foreign) == (
+            "the sweep is interrupted",
+            "these are another tool's results (import:nccl-tests)",
+        )
 
 
 def test_the_rules_can_be_read_and_changed_one_by_one(

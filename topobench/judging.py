@@ -6,7 +6,7 @@ import datetime
 import difflib
 import getpass
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from topobench.errors import NotFound, UsageError
 from topobench.verdict_words import SEVERITY, Evidence, Judgement, Level, plain, worst
 
 if TYPE_CHECKING:
+    from topobench.db.evidence import Loaded
     from topobench.policy import Policy
 
 _CODES = {Level.DEGRADED: 1, Level.FAIL: 2, Level.UNKNOWN: 3}
@@ -58,7 +59,7 @@ def check(
     data = check_document(judgement, loaded.evidence, rules, acks, digest)
     data["sweep"], data["cluster"] = loaded.sweep, loaded.cluster
     data["synthetic"] = loaded.synthetic
-    warnings = _warnings(loaded.evidence, rules)
+    warnings = [*_of_sweep(loaded), *_warnings(loaded.evidence, rules)]
     return Outcome(
         data,
         lambda: render_check(data, warnings),
@@ -114,6 +115,16 @@ def _gravest(judgement: Judgement, acks: Acks) -> Level:
     if SEVERITY[gravest] < SEVERITY[Level.DEGRADED] and Level.UNKNOWN in levels:
         return Level.UNKNOWN
     return gravest
+
+
+def _of_sweep(loaded: Loaded) -> Iterator[str]:
+    """What sets this sweep apart from one that was measured here, to its end."""
+    if loaded.status == "running":
+        yield "the sweep is running: its hosts are judged by what it measured so far"
+    elif loaded.status != "done":
+        yield f"the sweep is {loaded.status}: its hosts are judged by what it did measure"
+    if loaded.source != "probe":
+        yield f"these are another tool's results ({loaded.source})"
 
 
 def _warnings(evidence: Evidence, rules: Policy) -> list[str]:

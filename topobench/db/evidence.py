@@ -48,6 +48,8 @@ class Loaded:
     Args:
         series: (series id, metric id) by track.
         host_ids: By host, in the order of ``evidence.hosts``.
+        status: Of the sweep: running, done, interrupted, failed.
+        source: ``probe``, or ``import:<format>``.
     """
 
     evidence: Evidence
@@ -57,6 +59,8 @@ class Loaded:
     synthetic: bool
     series: tuple[tuple[int, int], ...]
     host_ids: tuple[int, ...]
+    status: str
+    source: str
 
 
 def load(store: Store, sweep: str, as_of: str | None, policy: Policy) -> Loaded:
@@ -93,7 +97,15 @@ def load(store: Store, sweep: str, as_of: str | None, policy: Policy) -> Loaded:
     )
     judged = window.sweep
     return Loaded(
-        evidence, judged.uuid, judged.id, judged.cluster, bool(judged.synthetic), keys, tuple(ids)
+        evidence,
+        sweep=judged.uuid,
+        sweep_id=judged.id,
+        cluster=judged.cluster,
+        synthetic=bool(judged.synthetic),
+        series=keys,
+        host_ids=tuple(ids),
+        status=judged.status,
+        source=judged.source,
     )
 
 
