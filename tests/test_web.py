@@ -138,6 +138,10 @@ def test_named_queries_have_forms_answers_and_csv(server: Served) -> None:
     wrong = server.ask(f"/query/latest?run=1&since={quote(HOSTILE)}")
     assert wrong.status == 400
     assert html.escape(HOSTILE) in wrong.text
+    (back,) = links(wrong.text, "/query/latest?")
+    again = server.ask(back)
+    assert again.status == 200, "the form as it was sent, not asked again"
+    assert f'value="{html.escape(HOSTILE)}"' in again.text
 
 
 def test_two_selections_are_compared(server: Served) -> None:

@@ -127,7 +127,9 @@ def _answered(site: Site, request: Request, make: Callable[[Request], Response])
     try:
         return make(request)
     except UsageError as error:
-        return HTMLResponse(pages.trouble("That cannot be asked", str(error)), status_code=400)
+        form = pages.form_of(request.url.path, request.query_params)
+        text = pages.trouble("That cannot be asked", str(error), form=form)
+        return HTMLResponse(text, status_code=400)
     except NotFound as error:
         return HTMLResponse(
             pages.trouble("Not found", str(error), "topobench probe"), status_code=404

@@ -377,6 +377,20 @@ def _percent(ratio: float | None) -> str:
     return UNKNOWN if ratio is None else f"{100 * ratio:+.1f} %"
 
 
-def trouble(title: str, text: str, hint: str = "") -> str:
+def form_of(path: str, params: Mapping[str, str]) -> str:
+    """The address of the form that was sent, filled in as it was; empty where there is none."""
+    from topobench.db.queries import list_queries
+
+    if path == "/compare":
+        return path
+    name = path.removeprefix("/query/")
+    if name == path:
+        return ""
+    if name not in {q.name for q in list_queries()}:
+        return "/query"
+    return f"{path}?{urlencode({k: v for k, v in params.items() if k != 'run'})}"
+
+
+def trouble(title: str, text: str, hint: str = "", form: str = "") -> str:
     """A page that says what is wrong and what to do."""
-    return rendered("trouble", title=title, text=clean(text), hint=hint)
+    return rendered("trouble", title=title, text=clean(text), hint=hint, form=form)
