@@ -321,6 +321,20 @@ def test_an_acknowledgement_ends(url: str) -> None:
     assert [a["active"] for a in later] == [False]
 
 
+def test_a_later_acknowledgement_takes_the_place_of_an_earlier_one(url: str) -> None:
+    """Else a year mistyped would silence a host for good."""
+    with Store.open(url) as store:
+        night(store, 2, only=4, hosts={1: machine(1, width=8)})
+    judging.ack(url, "k1", ticket="T", until="2062-11-11", now=NOW)
+    judging.ack(url, "k1", ticket="T", until="2026-11-11", now=NOW)
+    assert judging.check(url, as_of="2026-11-11T12:00:00Z").exit_code == 0
+    assert judging.check(url, as_of="2026-11-12").exit_code == 2
+    shown = judging.acks(url, now=NOW).data["acks"]
+    assert [(a["expires_at"][:4], a["active"]) for a in shown] == [("2026", True), ("2062", False)]
+    with pytest.raises(NotFound, match="no host 'k1' is stored in a cluster 'lap'"):
+        judging.ack(url, "k1", ticket="T", until="2026-12-24", cluster="lap", now=NOW)
+
+
 @pytest.mark.parametrize(
     ("host", "until", "message"),
     [

@@ -151,13 +151,20 @@ def inputs_digest(evidence: Evidence) -> str:
 
 
 def active(acks: Sequence[Mapping[str, Any]], cluster: str, as_of: str) -> dict[str, Any]:
-    """Acknowledgements that have not ended by then, by host key; the newest of each host."""
-    found: dict[str, Any] = {}
+    """The newest acknowledgement of each host, by its key, where that has not ended by then."""
+    return {
+        ack["host"]: {k: ack[k] for k in ("ticket", "text", "author", "expires_at")}
+        for ack in _newest(acks)
+        if ack["cluster"] == cluster and ack["expires_at"] > as_of
+    }
+
+
+def _newest(acks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The newest of each host: a later one takes the place of those before, also to end sooner."""
+    found: dict[tuple[str, str], Mapping[str, Any]] = {}
     for ack in acks:
-        if ack["cluster"] == cluster and ack["expires_at"] > as_of:
-            told = {k: ack[k] for k in ("ticket", "text", "author", "expires_at")}
-            found.setdefault(ack["host"], told)
-    return found
+        found.setdefault((ack["cluster"], ack["host"]), ack)
+    return list(found.values())
 
 
 def ack(
@@ -190,8 +197,9 @@ def ack(
         found = [h for h in verdicts.hosts_named(store, host) if cluster in (None, h.cluster)]
         if not found:
             known = difflib.get_close_matches(host, verdicts.host_names(store), n=3, cutoff=0.3)
-            hint = f"; did you mean {', '.join(known)}?" if known else ""
-            raise NotFound(f"no host {host!r} is stored{hint}")
+            hint = f"; did you mean {', '.join(known)}?" if known and cluster is None else ""
+            where = "" if cluster is None else f" in a cluster {cluster!r}"
+            raise NotFound(f"no host {host!r} is stored{where}{hint}")
         if len(found) > 1:
             told = ", ".join(f"{h.name} ({h.key}) in {h.cluster}" for h in found)
             raise UsageError(
@@ -223,7 +231,8 @@ def _acks(every: Sequence[Mapping[str, Any]], now: datetime.datetime) -> Outcome
     from topobench.report.verdict_text import render_acks
 
     present = now.astimezone(datetime.UTC).isoformat(timespec="microseconds")
-    told = [{**a, "active": a["expires_at"] > present.replace("+00:00", "Z")} for a in every]
+    standing = [a for a in _newest(every) if a["expires_at"] > present.replace("+00:00", "Z")]
+    told = [{**a, "active": a in standing} for a in every]
     return Outcome({"acks": told}, lambda: render_acks(told))
 
 
