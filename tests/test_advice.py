@@ -170,6 +170,20 @@ def test_pinned_memory_that_pays_is_a_gain(document: dict[str, Any]) -> None:
     assert item.effect_ratio == pytest.approx(3.0, abs=0.02)
 
 
+def test_pinned_memory_of_one_arm_is_not_held_against_pageable_of_another(
+    document: dict[str, Any],
+) -> None:
+    own = [c for c in document["cells"] if c["probe"] == "host_to_device"]
+    bound = [c for c in own if c["arm"] == "local"]
+    unbound = [
+        {**c, "params": {**c["params"], "memory": "pageable"}} for c in own if c["arm"] == "none"
+    ]
+    assert bound
+    assert unbound
+    (item,) = found({**document, "cells": [*bound, *unbound]}, "pinned")
+    assert item.outlook is Outlook.NOT_MEASURED
+
+
 def test_the_nearest_nic_is_named_as_found_not_as_measured(document: dict[str, Any]) -> None:
     items = found(document, "nic")
     assert [a.text for a in items] == [f"mlx5_{i} (PXB)" for i in range(4)]

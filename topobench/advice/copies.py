@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from topobench.advice.enough import TOLERANCE, Apart, enough, paired
 from topobench.advice.words import Advice, Cell, Outlook, outlook_of, signed
@@ -30,7 +31,9 @@ def copies(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Iterator[A
     Args:
         gpus: UUID and name of each.
     """
-    own = [c for c in cells if c["probe"] == "host_to_device" and c["status"] in MEASURED]
+    own = _of_one_way(
+        [c for c in cells if c["probe"] == "host_to_device" and c["status"] in MEASURED]
+    )
     yield _chunk(gpus, own)
     yield _pinned(own)
     yield _order(gpus, own)
@@ -172,6 +175,24 @@ def _against_rest(uuid: str, rates: Mapping[str, Pairs]) -> Comparison:
     return compare(a, b, tolerance=TOLERANCE, better=Better.HIGHER, level=CiLevel.BETWEEN)
 
 
+def _of_one_way(cells: Sequence[Cell]) -> list[Cell]:
+    """
+    Those of one arm, on all GPUs at once or on each alone: else arms would be compared, too.
+
+    Of the way in which most kinds and sizes were measured.
+    """
+    ways = [
+        [c for c in cells if c["arm"] == arm and c["params"].get("at_once", "one") == together]
+        for arm in _ARMS
+        for together in ("all", "one")
+    ]
+    return max(ways, key=lambda way: len({_kind(c) for c in way}))
+
+
+def _kind(cell: Cell) -> tuple[Any, ...]:
+    return tuple(cell["params"].get(name) for name in ("direction", "memory", "bytes"))
+
+
 def _sizes(cells: Sequence[Cell]) -> list[int]:
     return sorted({s for c in cells if isinstance(s := c["params"].get("bytes"), int)})
 
@@ -197,21 +218,9 @@ def _of_gpu(
 def _values(
     cells: Sequence[Cell], direction: str, memory: str, size: int, metric: str
 ) -> Iterator[tuple[tuple[int, int], str, float]]:
-    """Block and process, GPU, median; of the first arm there is, in one way of measuring."""
-    chosen = [
-        c
-        for c in cells
-        if c["params"].get("direction") == direction
-        and c["params"].get("memory") == memory
-        and c["params"].get("bytes") == size
-    ]
-    for arm in _ARMS:
-        of_arm = [c for c in chosen if c["arm"] == arm]
-        for together in ("all", "one"):
-            found = [c for c in of_arm if c["params"].get("at_once", "one") == together]
-            if found:
-                yield from _medians(found, metric)
-                return
+    """Block and process, GPU, median."""
+    chosen = [c for c in cells if _kind(c) == (direction, memory, size)]
+    yield from _medians(chosen, metric)
 
 
 def _medians(cells: Sequence[Cell], metric: str) -> Iterator[tuple[tuple[int, int], str, float]]:
