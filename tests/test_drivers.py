@@ -89,3 +89,23 @@ def test_reports_and_queries_tell_of_a_sweep_whose_driver_is_gone(
         store.resume_sweep(sweep, driver.to_json())
         store.end_sweep(sweep, "interrupted")
         assert store.sweep_document(sweep)["sweep"]["warnings"] == []
+
+
+@pytest.mark.root
+def test_a_host_is_called_by_its_name_in_any_locale() -> None:
+    """The kernel's name in a space of its own; ASCII alone is what Python would decode."""
+    code = (
+        "import socket; socket.sethostname(b'b\\xc3\\xbccks'); "
+        "from topobench.processes import host_name; print(ascii(host_name()))"
+    )
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        ["unshare", "--uts", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **plain},
+    )
+    if "unshare failed" in done.stderr or "not permitted" in done.stderr:
+        pytest.skip(f"no names of its own can be had here: {done.stderr.strip()}")
+    assert (done.stdout, done.stderr) == ("'b\\xfccks'\n", "")

@@ -573,3 +573,15 @@ def test_a_million_parameters_are_not_one_statement(path: Path) -> None:
         assert count(store, "series") == 1500
         left, _ = store.cells_to_resume("latest")
     assert left == cells
+
+
+def test_a_store_may_lie_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    """A name that is no UTF-8, and a host whose name Python could not decode."""
+    folder = tmp_path / os.fsdecode(b"b\xff \xc3\xbc")
+    folder.mkdir()
+    place = folder / "x.db"
+    with Store.open(f"sqlite:///{place}") as store:
+        begin(store, cell(), hosts=[host(name="b\udcc3\udcbccks")])
+        with store.engine.connect() as connection:
+            names = connection.exec_driver_sql("SELECT name FROM host").scalars().all()
+    assert (names, place.exists()) == (["b??cks"], True)

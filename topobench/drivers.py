@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,7 +70,7 @@ def own_driver() -> Driver | None:
     process = processes.find(os.getpid())
     if process is None or not (boot and namespace):
         return None
-    return Driver(socket.gethostname(), boot, namespace, process.pid, process.start)
+    return Driver(processes.host_name(), boot, namespace, process.pid, process.start)
 
 
 def _here() -> tuple[str, str]:

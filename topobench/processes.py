@@ -30,6 +30,11 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 
 
+def host_name() -> str:
+    """This host's own name; it may hold any letter, whatever the locale is."""
+    return os.fsencode(os.uname().nodename).decode("utf-8", "replace")
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
     """

@@ -8,12 +8,12 @@ import os
 import platform
 import re
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Iterable
 
 import topobench
+from topobench import processes
 from topobench.agents import health
 from topobench.agents.conditions.nvml_counters import Session
 from topobench.agents.discover.cgroups import read_limits
@@ -50,7 +50,7 @@ def facts(topology: Topology) -> HostFacts:
     torch = torch_facts(topology)
     troubles, unread = _health(topology)
     return HostFacts(
-        hostname=socket.gethostname(),
+        hostname=processes.host_name(),
         interpreter=sys.executable,
         topobench=topobench.__version__,
         source_digest=greet()["source_digest"],

@@ -6,14 +6,13 @@ import contextlib
 import hashlib
 import os
 import shutil
-import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from topobench import health, validity
+from topobench import health, processes, validity
 from topobench.agents import idle, preflight
 from topobench.agents.conditions.monitor import Monitor
 from topobench.agents.conditions.nvml_counters import Session
@@ -198,7 +197,7 @@ def describe_host(request: HostRequest) -> Host:
     return Host(
         key=key,
         key_source=source,
-        name=socket.gethostname(),
+        name=processes.host_name(),
         address=request.address,
         facts=preflight.facts(topology),
         topology=topology,

@@ -70,11 +70,18 @@ def parse_url(url: str) -> URL:
 
 def mask_url(url: str | URL) -> str:
     """The URL with its password as ``***``, fit for logs, reports and the database."""
-    text = url.render_as_string(hide_password=False) if isinstance(url, URL) else url
+    text = url if isinstance(url, str) else _rendered(url)
     if text.startswith("sqlite:"):
         return text
     # Without a scheme it is no URL, and may hold a password all the same.
     return mask_urls(re.sub(r"^([^:@/]*):(?!//).*@", rf"\1:{MASK}@", text))
+
+
+def _rendered(url: URL) -> str:
+    try:
+        return url.render_as_string(hide_password=False)
+    except UnicodeEncodeError:  # a path of other bytes
+        return f"{url.drivername}:///{url.database}"
 
 
 def sqlite_path(url: URL) -> Path | None:
@@ -157,7 +164,7 @@ def sqlite_uri(path: Path, *, read_only: bool) -> str:
     A reader in a folder it may not write to opens the file as immutable if there is no
     write-ahead log: SQLite would otherwise want to make its shared-memory file there.
     """
-    text = f"file://{quote(str(path.absolute()))}"
+    text = f"file://{quote(os.fsencode(path.absolute()))}"  # any bytes, whatever the locale
     if not read_only:
         return f"{text}?mode=rwc"
     log = path.with_name(path.name + "-wal")

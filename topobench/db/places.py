@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from topobench.db import ledger, schema
-from topobench.db.columns import digest, now_text
+from topobench.db.columns import clean_text, digest, now_text
 from topobench.db.keys import Keys, insert_id, insert_new
 from topobench.db.links import link_rows
 from topobench.db.records import device_rows, sku_row
@@ -101,8 +101,8 @@ def put_host(
         "host_id": host_id,
         "position": position,
         "topology_id": topology_id,
-        "name": host.name,
-        "address": host.address,
+        "name": clean_text(host.name),
+        "address": clean_text(host.address),
         "facts": to_json(host.facts),
         "description": describe(host.topology),
         "warnings": list(host.warnings),
@@ -182,8 +182,8 @@ def _host_id(connection: Connection, places: Places, host: Host, sku_id: int, se
         "sku_id": sku_id,
         "key": host.key,
         "key_source": host.key_source,
-        "name": host.name,
-        "address": host.address,
+        "name": clean_text(host.name),
+        "address": clean_text(host.address),
         "rack": host.labels.get("rack"),
         "leaf": host.labels.get("leaf"),
         "batch": host.labels.get("batch"),
