@@ -16,6 +16,7 @@ from topobench import contention, expectations, roofline
 from topobench.device_figures import DeviceFigure, device_figures
 from topobench.errors import ConfigError
 from topobench.expectations import Kind, is_far
+from topobench.report import gpu_limits
 from topobench.report.text import render_sweep
 from topobench.roofline import Bound, Bounds, Roof, bounds_of, lacking, work_of
 from topobench.shared_paths import SharedPath, shared_paths
@@ -292,6 +293,32 @@ class TestReport:
             ],
         )
         return made.sweep([host], [*alone, together])
+
+    def test_what_bounds_a_model_that_gpus_share_is_not_said(self) -> None:
+        """It also waits for all-reduces, for which there is no roof."""
+        key = made.gpu_uuid("gpu01", 0)
+        ceilings = [
+            made.cell(probe, [made.reading(metric, value)], params=params, devices=[key])
+            for probe, metric, value, params in (
+                ("device_memory", BANDWIDTH, 4.1e12, {"op": "copy", "bytes": 1 << 30}),
+                ("gemm", "flop_per_second", 770e12, {"dtype": "bf16", "mode": "burst"}),
+                ("kernel_launch", "latency_seconds", 4e-6, {"mode": "back_to_back"}),
+            )
+        ]
+        device = "prefill_device_seconds"
+        alone, shared = (
+            made.cell(
+                "prefill",
+                [made.reading(device, 0.01)],
+                params={**LLAMA, "sequence": 2048, "tensor_parallel": len(gpus)},
+                devices=gpus,
+                ranks=len(gpus),
+            )
+            for gpus in ([key], [key, made.gpu_uuid("gpu01", 1)])
+        )
+        found = gpu_limits.works_by_bound([*ceilings, alone])
+        assert found[Bound.COMPUTE,] == ["prefill llama3-8b bf16 2048 tokens"]
+        assert (Bound.COMPUTE,) not in gpu_limits.works_by_bound([*ceilings, shared])
 
     def test_the_sections_in_words(self) -> None:
         text = " ".join(printed(render_sweep(self.document())).split())

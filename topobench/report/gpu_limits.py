@@ -191,10 +191,15 @@ def gpus_text(where: Sequence[tuple[str, str]], places: Places) -> str:
 
 
 def _worked(figures: Sequence[DeviceFigure]) -> Iterator[tuple[DeviceFigure, Work, Roof]]:
-    """Figures of probes that the roofline knows, with the roof of the first GPU of each."""
+    """
+    Figures of probes that the roofline knows, with the roof of their GPU.
+
+    A model that several GPUs share also waits for their all-reduces, which no roof tells.
+    """
     roofs = roofline.roofs(figures)
     for figure in figures:
-        if work := roofline.work_of(figure.probe, figure.params):
+        work = roofline.work_of(figure.probe, figure.params)
+        if work and len(figure.devices) == 1:
             yield figure, work, roofs.get((figure.host, figure.devices[0]), Roof())
 
 
