@@ -250,7 +250,10 @@ _FILLED_BY = {
     "memory": ("host_memory", "topobench probe --probes host_memory"),
     "compute": ("gemm", "topobench probe --probes gemm,device_memory"),
     "prefill": ("prefill", "topobench probe --probes prefill"),
-    "roofline": ("gemm", "topobench probe --probes gemm,device_memory"),
+    "roofline": (
+        "gemm",
+        "topobench probe --probes kernel_launch,device_memory,gemm,host_to_device",
+    ),
     "sharing": ("", "topobench probe --probes host_to_device --profile standard"),
     "published": ("", "topobench probe --probes gemm,device_memory,host_to_device"),
 }
