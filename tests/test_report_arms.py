@@ -10,6 +10,8 @@ from rich.console import Console
 
 import report_documents as documents
 from topobench.report.arms_text import arms_section
+from topobench.report.bindings_text import binding_rows
+from topobench.report.records import Places
 
 GPU = documents.gpu_uuid("gpu01", 0)
 NOISE = (1.0, 1.004, 0.997, 1.001, 0.999, 1.002, 0.998, 1.003)
@@ -47,6 +49,22 @@ def test_a_null_result_says_what_would_have_been_seen() -> None:
     text = shown(prefills({"none": quiet, "local": [x * 1.001 for x in quiet]}))
     assert "prefill wall local none no effect beyond 2.0 % in 1 case -0.1 %" in text
     assert text.endswith("-0.1..-0.1 % 2.0 %")
+
+
+def test_bindings_stand_side_by_side_with_mean_and_deviation() -> None:
+    """0.10 and 0.12 deviate by 0.0141 from their mean; 0.22 and 0.30 by four times that."""
+    arms = {"spread": [0.22, 0.30], "none": [0.10, 0.12], "none+p2p_off": [0.5, 0.5]}
+    cells = prefills({n: found for n, found in arms.items() if "+" not in n})
+    off = [{**c, "arm": "none+p2p_off"} for c in prefills({"none": arms["none+p2p_off"]})]
+    rows = list(binding_rows([*cells, *off], Places({"key-gpu01": "gpu01"}, {GPU: "GPU 0"})))
+    case = "llama3-8b 1 x 2048 tokens, GPU 0, prefill wall"
+    assert rows == [
+        [case, "none", "2", "110 ms", "14.1 ms", "110 ms", "-", "-"],
+        [case, "spread", "2", "260 ms", "56.6 ms", "260 ms", "236.4 %", "16.00x"],
+    ]
+    once = list(binding_rows(prefills({"none": [0.1], "local": [0.1]}), Places({})))
+    assert [row[4] for row in once] == ["-", "-"], "one process has no deviation"
+    assert list(binding_rows(prefills({"none": [0.1, 0.1]}), Places({}))) == []
 
 
 def test_an_effect_is_told_with_its_interval() -> None:

@@ -7,6 +7,7 @@ and where the data lies. The last line is the whole sweep in one line.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from topobench.report import (
     records,
     shared_text,
 )
+from topobench.report.bindings_text import bindings_section
 from topobench.report.conditions import conditions_section
 from topobench.report.figures import UNKNOWN
 from topobench.report.gangs import collectives_section
@@ -82,7 +84,8 @@ def _parts(
     yield from section(title, hosts_section(hosts, cells))
     yield from section("VERDICTS", verdicts_section(verdicts, hosts))
     yield from section("MEASURED", _measured(cells, places))
-    yield from section("PREFILL", prefill_text.knees_section(cells, places))
+    prefill = prefill_text.knees_section(cells, places), bindings_section(cells, places)
+    yield from section("PREFILL", itertools.chain(*prefill))
     yield from section("SEVERAL GPUS", shared_text.shared_section(cells, places))
     yield from section("ARMS", arms_text.arms_section(cells))
     yield from section("COLLECTIVES", collectives_section(cells, places))

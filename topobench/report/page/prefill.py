@@ -7,7 +7,7 @@ from typing import Any
 
 from topobench import prefill_curves, prefill_shared
 from topobench.prefill_curves import Curve
-from topobench.report import shared_text
+from topobench.report import bindings_text, shared_text
 from topobench.report.page import plots
 from topobench.report.page.parts import Figure, Head, Paragraph, Part, Table
 from topobench.report.prefill_text import COLUMNS, MEANING, knee_rows
@@ -52,7 +52,16 @@ def prefill(name: str, cells: Sequence[Cell], places: Places) -> Iterator[Part]:
         for row, curve in zip(knee_rows(curves, cells, places), curves, strict=True)
     ]
     yield Table([*heads, Head("because")], rows, caption="Knees").limited()
+    yield from _bindings(cells, places)
     yield from _shared(cells, places)
+
+
+def _bindings(cells: Sequence[Cell], places: Places) -> Iterator[Part]:
+    """A table of the bindings of the same work."""
+    if rows := [list(row) for row in bindings_text.binding_rows(cells, places)]:
+        yield Paragraph(bindings_text.MEANING, "dim")
+        heads = [Head(c.name, c.number) for c in bindings_text.COLUMNS]
+        yield Table(heads, rows, caption="Bindings").limited()
 
 
 def _shared(cells: Sequence[Cell], places: Places) -> Iterator[Part]:
