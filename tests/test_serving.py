@@ -7,12 +7,14 @@ import contextlib
 import dataclasses
 import json
 import re
+import socket
 import sqlite3
 import ssl
 import statistics
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -334,6 +336,27 @@ class TestFaults:
         assert found.error.code == code
         assert said in found.error.text
         assert found.readings == []
+
+    def test_no_cause_shows_what_a_server_repeats(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Cut in the middle of the key, where no mask of a whole key would find it."""
+        monkeypatch.setenv("TEST_KEY", KEY)
+        said = f"HTTX/1.1 {'x' * 40}{KEY} and so on\r\n\r\n".encode()
+
+        def answer(one: socket.socket) -> None:
+            with one.accept()[0] as connection:
+                connection.recv(1 << 16)
+                connection.sendall(said)
+
+        with socket.create_server(("127.0.0.1", 0)) as one:
+            thread = threading.Thread(target=answer, args=(one,), daemon=True)
+            thread.start()
+            found = loaded(f"http://127.0.0.1:{one.getsockname()[1]}", key_env="TEST_KEY")
+            thread.join(10.0)
+        assert found.error is not None
+        assert found.error.code == "wrong_data"
+        log = "".join(traceback.format_exception(found.error))
+        assert "***" in log
+        assert KEY[:10] not in log
 
     def test_nobody_at_the_address(self) -> None:
         found = loaded(f"http://127.0.0.1:{free_port()}")

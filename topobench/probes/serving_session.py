@@ -137,10 +137,11 @@ async def _meet(job: Job, server: Server, found: Running, client: Client) -> Con
         client = client.asking(model=serving_servers.model_of(server, listed))
         client, as_ids, scale = await _agree(job, client)
     except ProbeError as error:
-        raise type(error)(error.code, client.target.mask(error.text)) from error
+        raise type(error)(error.code, client.target.mask(error.text)) from None
     except Exception as error:
         found.check()
-        raise serving_client.explained(error, client.target) from error
+        # The log shows causes, and what they quote of the server may be a part of the key.
+        raise serving_client.explained(error, client.target) from None
     version = await serving_servers.version_of(client, found)
     facts = await _facts(client)
     told = {

@@ -65,12 +65,17 @@ def check_values(reading: Reading) -> Failure | None:
 
 
 def explain(error: Exception) -> Failure:
-    """Turn what a probe raised into a status and a reason; the traceback goes to the log."""
+    """
+    Turn what a probe raised into a status and a reason.
+
+    The traceback goes to the log, unless the reason says all there is.
+    """
     if isinstance(error, ProbeUnavailable):
         return Failure(Status.SKIPPED, Reason.from_text(str(error)))
     if isinstance(error, ResultInvalid):
         return Failure(Status.INVALID, Reason.from_text(str(error)))
-    traceback.print_exception(error)
+    if not isinstance(error, ProbeError) or error.__cause__ is not None:
+        traceback.print_exception(error)
     if isinstance(error, ProbeError):
         return Failure(Status.FAILED, Reason.from_text(str(error)))
     text = f"{type(error).__name__}: {error}".split("\n", 1)[0][:_REASON_LENGTH]
