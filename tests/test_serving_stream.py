@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
+from topobench.probes import serving_client, serving_servers, serving_session
 from topobench.probes.serving_client import Target, explained
 from topobench.probes.serving_framing import BadAnswer
 from topobench.probes.serving_stream import RequestFailed, Stream
@@ -116,3 +118,38 @@ def test_a_failed_first_contact_is_told_as_what_it_was(
     found = explained(error, TARGET)
     assert found.code == code
     assert said in found.text
+
+
+@pytest.mark.parametrize(
+    ("listed", "names"),
+    [
+        ('{"data": [{"id": "a"}, {"id": "b"}]}', ["a", "b"]),
+        ('{"data": [{"id": "a\\u0000"}, {"id": 5}, {"id": null}, {"id": ""}, {"id": "b"}]}', ["b"]),
+        (f'{{"data": [{{"id": "{"a" * 301}"}}, {{"id": "{"w" * 301}"}}]}}', ["w" * 301]),
+        *(
+            (text, [])
+            for text in ("[" * 200_000, "[]", "5", '{"data": 5}', '{"data": ["a"]}', "no")
+        ),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_models_are_names_that_can_be(listed: str, names: list[str]) -> None:
+    """But for one that was asked for."""
+    assert serving_servers._models(listed, "w" * 301) == names
+
+
+def test_a_page_of_metrics_that_is_no_answer_is_none() -> None:
+    async def look(begin: bytes) -> bool:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(begin + b"vllm:num_requests_waiting 1\n")
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            async with serving_client.opened(Target(f"http://127.0.0.1:{port}", "m")) as client:
+                return await serving_session._facts(client)
+
+    both = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for head, found in ((b"\r\n", True), (both, False), (b"Content-Encoding: gzip\r\n\r\n", False)):
+        assert asyncio.run(look(b"HTTP/1.1 200 OK\r\n" + head)) is found
