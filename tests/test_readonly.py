@@ -234,7 +234,7 @@ def test_every_type_of_postgresql_has_a_plain_value(postgres_store_url: str) -> 
     assert answer.rows == (
         (
             *("NaN", 1.5, 2, float("inf"), "10.9.0.10", "[1, 3)", "1 day, 0:00:00", False),
-            *({"a": [1.5]}, [1, 2]),
+            *('{"a": [1.5]}', "[1, 2]"),
         ),
     )
     assert str(run_sql(postgres_store_url, "SELECT 'NaN'::numeric").rows) == "((nan,),)"

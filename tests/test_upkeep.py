@@ -99,6 +99,13 @@ def test_vacuum_keeps_the_roll_ups_and_what_is_young(store_url: str) -> None:
         assert (again.sweeps, again.samples) == (0, 0)
 
 
+def test_a_retention_from_before_the_calendar_keeps_all(store_url: str) -> None:
+    with Store.open(store_url) as store:
+        night(store, 2, 1.0)
+        found = vacuum(store, Retention(99_999_999 * DAY_SECONDS, 1e30), dry_run=True)
+        assert (found.results_before, found.sweeps, found.samples) == ("0001-01-01", 0, 0)
+
+
 def test_vacuum_gives_the_room_back(tmp_path: Any) -> None:
     with Store.open(f"sqlite:///{tmp_path}/x.db") as store:
         planned = cell()

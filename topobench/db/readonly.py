@@ -10,6 +10,7 @@ superuser's SELECT can run programs and read files.
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 import threading
 import time
@@ -89,7 +90,8 @@ def plain(value: Any) -> Any:
     """
     A database's value as a plain JSON type: times as text, bytes as hexadecimal text.
 
-    A decimal that is no number is such a float; what JSON has no word for is its text.
+    A decimal that is no number is such a float; arrays and objects are their JSON text, as in
+    SQLite; what JSON has no word for is its text.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -102,11 +104,17 @@ def plain(value: Any) -> Any:
         return int(value) if whole else float(value)
     if isinstance(value, bytes | memoryview):
         return bytes(value).hex()
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+    if isinstance(value, Mapping | list | tuple):
+        return json.dumps(_nested(value), ensure_ascii=False, sort_keys=True)
     return str(value)
+
+
+def _nested(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _nested(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_nested(v) for v in value]
+    return plain(value)
 
 
 def _run_sqlite(url: URL, text: str, timeout_seconds: float) -> Answer:

@@ -88,7 +88,10 @@ def vacuum(
 
 
 def _day(moment: datetime, age_seconds: float) -> str:
-    return time_text(moment - timedelta(seconds=age_seconds))[:10]
+    try:
+        return time_text(moment - timedelta(seconds=age_seconds))[:10]
+    except OverflowError:  # kept for ever: from before the calendar begins
+        return "0001-01-01"
 
 
 def _old_sweeps(day: str) -> sa.Select[Any]:
