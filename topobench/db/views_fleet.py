@@ -95,7 +95,7 @@ SELECT
     l.measured_at, l.measured_unix_seconds, s.source, s.synthetic
 FROM judged l{_NAMES}
 JOIN sweep sw ON sw.id = l.sweep_id
-JOIN environment e ON e.id = l.environment_id
+LEFT JOIN environment e ON e.id = l.environment_id
 """
 
 V_STRAGGLER = f"""

@@ -24,8 +24,9 @@ WITH RECURSIVE process AS (
     CROSS JOIN run r
     CROSS JOIN reading d
     WHERE s.case_id = pc.id AND r.series_id = s.id AND r.sweep_id = s.latest_sweep_id
-        AND d.run_id = r.id AND r.status IN ('ok', 'partial') AND d.median IS NOT NULL AND d.rank IS NULL
-        AND pc.probe LIKE :probe AND s.latest_at >= :since AND s.source LIKE :source
+        AND d.run_id = r.id AND r.status IN ('ok', 'partial') AND d.median IS NOT NULL
+        AND d.rank IS NULL AND pc.probe LIKE :probe AND s.latest_at >= :since
+        AND s.source LIKE :source
 ), pooled AS (
     SELECT
         series_id, sweep_id, metric_id, point, processes, mean, sum(n) AS n,
@@ -49,27 +50,32 @@ WITH RECURSIVE process AS (
 ), placed AS (
     SELECT
         p.*, s.host_id, s.case_id, s.device_set_id, s.n_ranks, s.n_hosts, s.source, s.synthetic,
-        a.binding, coalesce(a.ring, '') AS ring, a.env,
+        a.binding, coalesce(a.ring, '') AS ring, count(*) OVER alike AS bindings,
         CASE WHEN p.variance = 0 THEN 0.0 ELSE root.std END AS std,
-        count(*) OVER (
-            PARTITION BY
-                p.sweep_id, s.host_id, s.case_id, s.device_set_id, s.n_ranks, s.n_hosts, s.source,
-                s.synthetic, coalesce(a.ring, ''), a.env, p.metric_id, p.point
-        ) AS bindings
+        max(CASE WHEN a.binding = 'none' THEN p.median END) OVER alike AS free_median,
+        max(CASE WHEN a.binding = 'none' THEN p.variance END) OVER alike AS free_variance
     FROM pooled p
     JOIN series s ON s.id = p.series_id
     JOIN arm a ON a.id = s.arm_id
     LEFT JOIN root ON root.series_id = p.series_id AND root.metric_id = p.metric_id
         AND root.point = p.point AND root.step = 16
+    WINDOW alike AS (
+        PARTITION BY
+            p.sweep_id, s.host_id, s.case_id, s.device_set_id, s.n_ranks, s.n_hosts, s.source,
+            s.synthetic, coalesce(a.ring, ''), a.env, p.metric_id, p.point
+    )
 )
 SELECT
     cl.name AS cluster, h.name AS host, ds.label AS devices, pc.probe, pc.model, pc.seq_len,
     pc.batch, pc.dtype, pc.tp, pc.params, p.ring, m.name AS metric, m.unit, p.point, p.binding,
     p.processes AS n_processes, p.n, p.mean, p.median, p.ci_lo, p.ci_hi,
     CASE WHEN p.processes = 1 THEN 'within' WHEN p.processes >= 6 THEN 'between' END AS ci_level,
-    p.std, p.variance / nullif(free.variance, 0) AS variance_ratio,
-    CASE WHEN m.better <> 0
-        THEN m.better * (p.median - free.median) / nullif(free.median, 0) END AS effect_ratio,
+    p.std,
+    CASE WHEN p.binding <> 'none' THEN p.variance / nullif(p.free_variance, 0) END
+        AS variance_ratio,
+    CASE WHEN p.binding <> 'none' AND m.better <> 0
+        THEN m.better * (p.median - p.free_median) / nullif(p.free_median, 0) END
+        AS effect_ratio,
     p.lowest, p.highest, :now - p.oldest AS age_seconds, sw.uuid AS sweep, p.source, p.synthetic
 FROM placed p
 JOIN sweep sw ON sw.id = p.sweep_id
@@ -78,12 +84,6 @@ JOIN cluster cl ON cl.id = h.cluster_id
 JOIN probe_case pc ON pc.id = p.case_id
 JOIN device_set ds ON ds.id = p.device_set_id
 JOIN metric m ON m.id = p.metric_id
-LEFT JOIN placed free
-    ON free.binding = 'none' AND p.binding <> 'none' AND free.sweep_id = p.sweep_id AND free.host_id = p.host_id
-    AND free.case_id = p.case_id AND free.device_set_id = p.device_set_id
-    AND free.n_ranks = p.n_ranks AND free.n_hosts = p.n_hosts AND free.source = p.source
-    AND free.synthetic = p.synthetic AND free.ring = p.ring AND free.env = p.env
-    AND free.metric_id = p.metric_id AND free.point = p.point
 WHERE p.bindings > 1 AND m.name LIKE :metric AND h.name LIKE :host
 ORDER BY
     cl.name, h.name, pc.probe, ds.label, pc.model, pc.batch, pc.dtype, pc.seq_len, pc.params,

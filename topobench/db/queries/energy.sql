@@ -6,7 +6,8 @@
 -- param at time = now: prices valid at this moment
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
--- Both figures are of the same runs; of a served model, answer tokens, at the load in params. The ends of tokens_per_joule take both intervals at once.
+-- Both figures are of the same runs; of a served model, answer tokens, at the load in params. The
+-- ends of tokens_per_joule take both intervals at once.
 -- The price is power_kwh alone, of the cluster's own or of everywhere, at the watts measured.
 WITH power AS (
     SELECT * FROM v_latest WHERE metric = 'power_watts' AND coalesce(rank, -1) < 0 AND median > 0
@@ -40,7 +41,8 @@ SELECT
 FROM v_latest t
 JOIN power w ON w.series_id = t.series_id AND w.sweep = t.sweep AND w.point = t.point
 LEFT JOIN kwh k ON k.cluster = t.cluster AND k.sku = t.sku AND k.choice = 1
-WHERE t.metric IN ('tokens_per_second', 'output_tokens_per_second') AND coalesce(t.rank, -1) < 0 AND t.median > 0
-    AND t.probe LIKE :probe AND t.cluster LIKE :cluster AND t.source LIKE :source
+WHERE t.metric IN ('tokens_per_second', 'output_tokens_per_second')
+    AND coalesce(t.rank, -1) < 0 AND t.median > 0 AND t.probe LIKE :probe
+    AND t.cluster LIKE :cluster AND t.source LIKE :source
     AND t.measured_at >= :since
 ORDER BY t.cluster, t.host, t.devices, t.probe, t.params, t.arm, t.point, k.currency

@@ -23,8 +23,9 @@ WITH placed AS (
                 cluster, sku, case_id, n_ranks, n_hosts, arm, basis, currency, source, synthetic
         ) AS n_groups
     FROM v_price_performance v
-    WHERE op = :op AND bytes = :bytes AND metric = 'busbw_bytes_per_second' AND coalesce(rank, -1) < 0
-        AND arm LIKE :arm AND cluster LIKE :cluster AND source LIKE :source
+    WHERE op = :op AND bytes = :bytes AND metric = 'busbw_bytes_per_second'
+        AND coalesce(rank, -1) < 0 AND arm LIKE :arm AND cluster LIKE :cluster
+        AND source LIKE :source
         AND price_from <= :at AND (price_to IS NULL OR price_to > :at) AND measured_at >= :since
 ), hosts AS (
     SELECT

@@ -6,9 +6,9 @@
 -- param source text = probe: of whom; import:% for imported results, % for all
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
--- concurrency: of a closed loop with one load; a ladder names its loads in point. Medians of requests; the
--- P99 of the time to the first token is of one process, NULL below 299 requests. tokens_per_second:
--- of answers.
+-- concurrency: of a closed loop with one load; a ladder names its loads in point. Medians of
+-- requests; the P99 of the time to the first token is of one process, NULL below 299 requests.
+-- tokens_per_second: of answers.
 WITH measured AS (
     SELECT v.*
     FROM v_latest v

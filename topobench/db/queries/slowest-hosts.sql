@@ -48,7 +48,8 @@ WITH per_host AS (
             THEN value END) OVER alike AS ci_hi
     FROM placed
     WINDOW alike AS (
-        PARTITION BY cluster, sku, case_id, arm, n_devices, n_ranks, metric, point, source, synthetic
+        PARTITION BY
+            cluster, sku, case_id, arm, n_devices, n_ranks, metric, point, source, synthetic
     )
 )
 SELECT
