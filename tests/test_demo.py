@@ -347,6 +347,8 @@ def test_the_last_night_is_one_that_is_over() -> None:
     assert last_night("2026-11-29") == LAST
     with pytest.raises(UsageError, match="--until: 'soon' is no day"):
         last_night("soon")
+    with pytest.raises(UsageError, match="is not in the years 2000 to 2999"):
+        last_night("0005-01-01")
 
 
 def test_runs_stored_at_once_are_those_stored_one_by_one(store_url: str) -> None:

@@ -115,6 +115,9 @@ def sweep_count(fleet: Fleet) -> int:
     return sum(fleet.nights - c.first + 1 for c in fleet.clusters)
 
 
+_YEARS = (2000, 2999)
+
+
 def last_night(text: str | None, now: datetime.datetime | None = None) -> datetime.date:
     """
     The UTC day of the last night.
@@ -123,15 +126,18 @@ def last_night(text: str | None, now: datetime.datetime | None = None) -> dateti
         text: As typed; None: the newest night that is over.
 
     Raises:
-        UsageError: It is no day.
+        UsageError: It is no day, or the nights before it would leave the calendar.
     """
     if text is None:
         now = now or datetime.datetime.now(datetime.UTC)
         return (now - datetime.timedelta(hours=OVER_HOUR)).date()
     try:
-        return datetime.date.fromisoformat(text)
+        day = datetime.date.fromisoformat(text)
     except ValueError as error:
         raise UsageError(f"--until: {text!r} is no day, such as 2026-11-29") from error
+    if not _YEARS[0] <= day.year <= _YEARS[1]:
+        raise UsageError(f"--until: {text!r} is not in the years {_YEARS[0]} to {_YEARS[1]}")
+    return day
 
 
 def night_of(fleet: Fleet, night: int) -> datetime.date:
