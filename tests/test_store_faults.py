@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from postgres import Server
 from storing import at_revision, begin, cell, count, host, reading, run
-from topobench.db import migrate, schema
+from topobench.db import look, migrate, schema
 from topobench.db.engine import make_engine, parse_url, writing
 from topobench.db.recorder import Recorder
 from topobench.db.spool import import_spool
@@ -261,3 +261,12 @@ def test_an_upgrade_makes_views_anew_with_what_rests_on_them(store_url: str) -> 
     with Store.open(store_url) as store, store.engine.connect() as connection:
         assert connection.execute(sa.text("SELECT count(*) FROM own")).scalar() == 0
         assert connection.execute(sa.text("SELECT count(*) FROM v_knee")).scalar() == 0
+
+
+def test_a_text_edited_by_hand_is_no_bug_of_ours(sqlite_store_url: str) -> None:
+    with Store.open(sqlite_store_url) as store:
+        begin(store, cell(), hosts=[host(gpus=1)])
+        with writing(store.engine) as connection:
+            connection.execute(sa.text("UPDATE topology SET document = '{'"))
+        with pytest.raises(StoreError, match="holds '{' where a JSON text belongs"):
+            look.topologies(store, "latest")

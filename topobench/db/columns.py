@@ -20,6 +20,8 @@ from sqlalchemy import BigInteger, Date, Dialect, Double, Integer, Text
 from sqlalchemy.dialects.postgresql import TIMESTAMP
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from topobench.errors import StoreError
+
 ID = BigInteger().with_variant(Integer(), "sqlite")
 """A surrogate key; SQLite only numbers rows itself for INTEGER."""
 
@@ -85,7 +87,13 @@ class JsonText(TypeDecorator[Any]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
         """Text into value."""
-        return None if value is None else json.loads(value)
+        try:
+            return None if value is None else json.loads(value)
+        except (ValueError, TypeError) as error:
+            raise StoreError(
+                f"the database holds {str(value)[:40]!r} where a JSON text belongs ({error}); it was "
+                "not written by topobench: restore a copy from before it was edited"
+            ) from error
 
 
 def parse_time(text: str) -> datetime:
