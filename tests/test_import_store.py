@@ -189,7 +189,7 @@ def test_imports_are_shown_only_where_they_are_asked_for(store_url: str, tmp_pat
 def test_latest_never_means_an_import(store_url: str) -> None:
     put(store_url, ALL_REDUCE)
     with Store.open(store_url) as store:
-        with pytest.raises(NotFound, match="no sweep is stored yet"):
+        with pytest.raises(NotFound, match="only other tools' results are stored here"):
             store.resolve_sweep("latest")
         mine = begin(store)
         assert store.resolve_sweep("latest") == mine

@@ -268,5 +268,5 @@ def test_a_text_edited_by_hand_is_no_bug_of_ours(sqlite_store_url: str) -> None:
         begin(store, cell(), hosts=[host(gpus=1)])
         with writing(store.engine) as connection:
             connection.execute(sa.text("UPDATE topology SET document = '{'"))
-        with pytest.raises(StoreError, match="holds '{' where a JSON text belongs"):
+        with pytest.raises(StoreError, match=r"holds '\{' where a JSON text belongs"):
             look.topologies(store, "latest")

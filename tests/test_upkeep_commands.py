@@ -52,6 +52,10 @@ def test_import_says_what_came_in(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert cli.main(["db", "import", "spool", "--format", "json"]) == 0
     assert told(capsys, "db-import")["data"]["kind"] == "spool"
     assert cli.main(["db", "import", "spool", "--as-cluster", "x"]) == 2
+    assert cli.main(["db", "import", "other.db", "--as-cluster", ""]) == 2
+    assert "--as-cluster is empty" in capsys.readouterr().err
+    assert cli.main(["db", "import", "absent.db", "--as-cluster", "x"]) == 1
+    assert "absent.db: no such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"\x7fELF" + bytes(range(256)) * 600, b"\xff" * 150_000, b""])

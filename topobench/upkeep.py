@@ -42,6 +42,10 @@ def db_import(store_url: str, place: str, *, as_cluster: str | None = None) -> O
     from topobench.db.store import Store
 
     other = _other_store(place)
+    if other is None and not Path(place).exists():
+        raise StoreError(f"{place}: no such file or folder; a spool is a folder of .jsonl files")
+    if as_cluster is not None and not as_cluster.strip():
+        raise UsageError("--as-cluster is empty; give the name that the cluster gets here")
     if as_cluster is not None and other is None:
         raise UsageError("--as-cluster is for another store; a spool is of this one")
     with Store.open(store_url) as store:

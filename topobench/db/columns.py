@@ -91,8 +91,8 @@ class JsonText(TypeDecorator[Any]):
             return None if value is None else json.loads(value)
         except (ValueError, TypeError) as error:
             raise StoreError(
-                f"the database holds {str(value)[:40]!r} where a JSON text belongs ({error}); it was "
-                "not written by topobench: restore a copy from before it was edited"
+                f"the database holds {str(value)[:40]!r} where a JSON text belongs ({error}); that "
+                "was not written by topobench: restore a copy from before it was edited"
             ) from error
 
 
