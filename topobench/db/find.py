@@ -52,7 +52,7 @@ def find_sweep(connection: Connection, text: str, until: str | None = None) -> A
         newest = connection.execute(query.limit(1)).first()
         if newest is None and until is not None:
             raise NotFound(f"no sweep had begun by {until}")
-        if newest is None and connection.execute(query.limit(1)).first() is not None:
+        if newest is None and connection.execute(sweep_query().limit(1)).first() is not None:
             raise NotFound("only other tools' results are stored here; name one by its id")
         if newest is None:
             raise NotFound("no sweep is stored yet; `topobench probe` makes one")
