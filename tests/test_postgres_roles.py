@@ -98,6 +98,11 @@ def test_the_reader_cannot_write_even_in_a_session_of_its_own(
         for text in (b"DELETE FROM run", b"CREATE TABLE x (y INTEGER)", b"DROP TABLE run"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(text)
+    with (
+        Store.open(postgres_server.url(database, "topobench_read")) as store,
+        pytest.raises(StoreError, match=r"permission denied for table sweep: .*roles\.sql"),
+    ):
+        begin(store, cell())
 
 
 def test_others_do_not_get_in(postgres_server: Server, database: str) -> None:

@@ -280,7 +280,10 @@ _BROKEN = {
     "does not exist": "check the names in the URL, or make it with createdb or createuser",
     "authentication failed": "check user and password (URL, PGPASSWORD or ~/.pgpass)",
     "no pg_hba.conf entry": "the server's pg_hba.conf must allow this host, user and database",
-    "permission denied": "this role needs rights in the database: GRANT ALL ON SCHEMA public TO it",
+    "permission denied for schema": (
+        "this role needs rights in the database: GRANT ALL ON SCHEMA public TO it"
+    ),
+    "permission denied": "this role may not; deploy/postgres/roles.sql makes one that writes",
 }
 
 
