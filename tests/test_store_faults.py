@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from postgres import Server
 from storing import at_revision, begin, cell, count, host, reading, run
 from topobench.db import look, migrate, schema
 from topobench.db.engine import make_engine, parse_url, writing
+from topobench.db.merge import import_store
 from topobench.db.recorder import Recorder
 from topobench.db.spool import import_spool
 from topobench.db.store import Store
@@ -270,3 +272,26 @@ def test_a_text_edited_by_hand_is_no_bug_of_ours(sqlite_store_url: str) -> None:
             connection.execute(sa.text("UPDATE topology SET document = '{'"))
         with pytest.raises(StoreError, match=r"holds '\{' where a JSON text belongs"):
             look.topologies(store, "latest")
+
+
+def test_a_run_of_a_clock_that_ran_ahead_is_the_latest_no_longer(
+    store_url: str, tmp_path: Path
+) -> None:
+    """Once a run comes that is not of the future; also by an import."""
+    ahead, after = cell(), cell()
+    with Store.open(store_url) as store:
+        begin(store, ahead)
+        store.put_run(replace(run(ahead, reading(7.0)), started_at="9999-01-01T00:00:00Z"))
+        assert latest(store) == [7.0]
+        begin(store, after, day=3)
+        store.put_run(replace(run(after, reading(8.0)), started_at="2020-01-02T00:00:00Z"))
+        assert latest(store) == [8.0]
+    with Store.open(f"sqlite:///{tmp_path}/other.db") as other:
+        import_store(other, store_url)
+        assert latest(other) == [8.0]
+
+
+def latest(store: Store) -> list[float]:
+    with store.engine.connect() as connection:
+        query = sa.text("SELECT median FROM v_latest")
+        return list(connection.execute(query).scalars())

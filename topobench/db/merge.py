@@ -35,6 +35,7 @@ from topobench.db.engine import (
 from topobench.db.files import check_place, identity
 from topobench.db.keys import chunks, insert_id
 from topobench.db.merge_places import Mapped
+from topobench.db.runs import told_ahead
 from topobench.db.store import Store
 from topobench.errors import StoreConflict, UsageError
 from topobench.reading import MEASURED
@@ -305,10 +306,11 @@ def _note_latest(target: Connection, runs: Sequence[dict[str, Any]]) -> None:
     newest = {r["series_id"]: r for r in sorted(runs, key=lambda r: r["started_unix_seconds"])}
     for series_id, run in newest.items():
         started = run["started_unix_seconds"]
-        older = s.c.latest_unix_seconds.is_(None) | (s.c.latest_unix_seconds <= started)
-        latest = {
+        latest = s.c.latest_unix_seconds
+        older = latest.is_(None) | (latest <= started) | (latest > told_ahead(started))
+        made = {
             "latest_sweep_id": run["sweep_id"],
             "latest_at": run["started_at"],
             "latest_unix_seconds": started,
         }
-        target.execute(s.update().where(s.c.id == series_id, older), latest)
+        target.execute(s.update().where(s.c.id == series_id, older), made)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,8 +48,23 @@ WHERE id = ? AND attempt <= ?
 """
 _SERIES = """
 UPDATE series SET latest_sweep_id = ?, latest_at = ?, latest_unix_seconds = ?
-WHERE id = ? AND (latest_unix_seconds IS NULL OR latest_unix_seconds <= ?)
+WHERE id = ? AND (
+    latest_unix_seconds IS NULL OR latest_unix_seconds <= ? OR latest_unix_seconds > ?
+)
 """
+CLOCK_SECONDS = 3600.0
+"""So far clocks of hosts may be apart."""
+
+
+def told_ahead(started: float) -> float:
+    """
+    The moment after which a stored run was told by a clock that ran ahead.
+
+    Such a run would be the latest one until its time comes. None is, beside a run that begins
+    (``started``) in the future itself.
+    """
+    now = time.time() + CLOCK_SECONDS
+    return now if started <= now else math.inf
 
 
 def is_stored(connection: Connection, run: Run) -> bool:
@@ -205,4 +222,5 @@ def _update_series(connection: Connection, cell: CellRef, row: Row) -> None:
 
 def _series_values(cell: CellRef, row: Row) -> tuple[Any, ...]:
     started = row["started_unix_seconds"]
-    return (row["sweep_id"], row["started_at"], started, cell.series_id, started)
+    ahead = told_ahead(started)
+    return (row["sweep_id"], row["started_at"], started, cell.series_id, started, ahead)
