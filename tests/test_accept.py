@@ -106,7 +106,7 @@ def test_two_processes_decide_nothing(fleet: Fleet, accept: Any) -> None:
     fleet.sweep([storing.host(gpus=1)], devices=GPUS[:1], processes=2)
     found = accept(h2d("10 GB/s"))
     assert (found.code, found.words, found.answers[0]["lo"]) == (1, ["inconclusive"], None)
-    assert found.answers[0]["reason"] == "2 processes; at least 6 are needed to decide"
+    assert found.answers[0]["reason"] == "2 of the 6 processes that are needed to decide"
 
 
 def test_a_gpu_without_a_number_is_not_measured_and_does_not_pass(

@@ -40,7 +40,7 @@ def against_value(rule: Rule, found: Found, values: Sequence[float]) -> Found:
     """Lay the interval of the values against the limit."""
     assert rule.value is not None
     if len(values) < MIN_PROCESSES:
-        reason = f"{len(values)} {found.unit_of}; at least {MIN_PROCESSES} are needed to decide"
+        reason = f"{len(values)} of the {MIN_PROCESSES} {found.unit_of} that are needed to decide"
         return replace(found, reason=reason)
     positive = min(values) > 0
     estimate = ranks.paired_ratio([1.0] * len(values), values) if positive else ranks.centre(values)
