@@ -210,7 +210,7 @@ def test_a_graph_that_is_no_file_is_not_read(lab: Lab, tmp_path: Path) -> None:
         file.truncate(1 << 33)
     for path, told in (
         *((str(tmp_path), "it is a directory"), ("/dev/zero", "it is a device")),
-        *((str(pipe), "it is a pipe"), (str(large), "it is larger than 4194304 bytes")),
+        *((str(pipe), "it is a pipe"), (str(large), "it is larger than 4 MiB")),
         ("graph.xml", "give the whole path"),
     ):
         assert told in refused_graph(lab, path)

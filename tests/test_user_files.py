@@ -62,7 +62,7 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     path.write_bytes(b"0123456789")
     for read in (user_files.read_regular, user_files.read):
         assert read(path, 10) == b"0123456789"
-        with pytest.raises(OSError, match="it is larger than 9 bytes"):
+        with pytest.raises(OSError, match="it is larger than 9 B"):
             read(path, 9)
 
 
@@ -81,7 +81,7 @@ def test_a_pipe_is_read_as_it_is_written(tmp_path: Path) -> None:
         if most == 10:
             assert user_files.read(path, most) == b"0123456789"
         else:
-            with pytest.raises(OSError, match="it is larger than 9 bytes"):
+            with pytest.raises(OSError, match="it is larger than 9 B"):
                 user_files.read(path, most)
         writer.join(10.0)
         assert not writer.is_alive()

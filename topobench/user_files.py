@@ -8,6 +8,8 @@ import select
 import stat
 from pathlib import Path
 
+from topobench.units import format_bytes
+
 PIPE_SECONDS = 30.0
 """How long nobody may write to a pipe that was named."""
 _KINDS = {
@@ -62,5 +64,5 @@ def read(path: Path, most_bytes: int) -> bytes:
 
 def _checked(data: bytes, path: Path, most_bytes: int) -> bytes:
     if len(data) > most_bytes:
-        raise OSError(errno.EFBIG, f"it is larger than {most_bytes} bytes", str(path))
+        raise OSError(errno.EFBIG, f"it is larger than {format_bytes(most_bytes)}", str(path))
     return data
