@@ -34,8 +34,26 @@ WHERE r.status IN ('ok', 'partial') AND d.median IS NOT NULL
 # means the same as JOIN, but SQLite keeps the order: few series before many readings.
 # MATERIALIZED lets PostgreSQL plan what follows by itself: beside the cost of these rows it takes
 # all ways to look up their names for equal, nested loops over whole tables, too.
-LATEST = """
-WITH process AS (
+_OF_LATEST = """\
+    FROM counted k
+    CROSS JOIN series s
+    CROSS JOIN run r
+    CROSS JOIN cell c
+    CROSS JOIN reading d
+    WHERE k.processes {compared} 1 AND s.id = k.series_id
+        AND r.series_id = s.id AND r.sweep_id = s.latest_sweep_id AND c.id = r.cell_id
+        AND d.run_id = r.id AND r.status IN ('ok', 'partial') AND d.median IS NOT NULL"""
+
+# Most series of a nightly fleet have one process, whose reading stands as it is; only the others
+# are sorted and grouped.
+LATEST = f"""
+WITH counted AS (
+    SELECT s.id AS series_id, count(*) AS processes
+    FROM series s
+    CROSS JOIN run r
+    WHERE r.series_id = s.id AND r.sweep_id = s.latest_sweep_id
+    GROUP BY s.id
+), process AS (
     SELECT
         s.id AS series_id, s.latest_sweep_id AS sweep_id, d.metric_id, d.rank, d.point,
         d.n, d.median, d.ci_lo, d.ci_hi, d.ceiling, d.ceiling_source, r.topology_id,
@@ -45,22 +63,21 @@ WITH process AS (
             PARTITION BY s.id, d.metric_id, d.point ORDER BY d.median, d.run_id
         ) AS place,
         count(*) OVER (PARTITION BY s.id, d.metric_id, d.point) AS processes
-    FROM series s
-    CROSS JOIN run r
-    CROSS JOIN cell c
-    CROSS JOIN reading d
-    WHERE r.series_id = s.id AND r.sweep_id = s.latest_sweep_id AND c.id = r.cell_id
-        AND d.run_id = r.id AND r.status IN ('ok', 'partial') AND d.median IS NOT NULL
+{_OF_LATEST.format(compared=">")}
 ), latest AS MATERIALIZED (
     SELECT
-        series_id, sweep_id, metric_id, point, max(rank) AS rank, max(processes) AS n_processes,
-        sum(n) AS n, max(topology_id) AS topology_id, max(environment_id) AS environment_id,
-        max(path_class) AS path_class,
-        avg(CASE WHEN 2 * place BETWEEN processes AND processes + 2 THEN median END) AS median,
-        min(median) AS lowest, max(median) AS highest,
-        max(ci_lo) AS ci_lo, max(ci_hi) AS ci_hi, max(ceiling) AS ceiling,
-        max(ceiling_source) AS ceiling_source,
-        max(started_at) AS measured_at, max(started_unix_seconds) AS measured_unix_seconds
+        s.id AS series_id, s.latest_sweep_id AS sweep_id, d.metric_id, d.point, d.rank,
+        1 AS n_processes, d.n, r.topology_id, r.environment_id, c.path_class, d.median,
+        d.median AS lowest, d.median AS highest, d.ci_lo, d.ci_hi, d.ceiling, d.ceiling_source,
+        r.started_at AS measured_at, r.started_unix_seconds AS measured_unix_seconds
+{_OF_LATEST.format(compared="=")}
+    UNION ALL
+    SELECT
+        series_id, sweep_id, metric_id, point, max(rank), max(processes), sum(n),
+        max(topology_id), max(environment_id), max(path_class),
+        avg(CASE WHEN 2 * place BETWEEN processes AND processes + 2 THEN median END),
+        min(median), max(median), max(ci_lo), max(ci_hi), max(ceiling), max(ceiling_source),
+        max(started_at), max(started_unix_seconds)
     FROM process
     GROUP BY series_id, sweep_id, metric_id, point
 )"""
