@@ -50,8 +50,7 @@ JOIN arm a ON a.id = s.arm_id
 JOIN metric m ON m.id = c.metric_id
 """
 
-V_KNEE = """
-CREATE VIEW v_knee AS
+_NEWEST = """\
 WITH placed AS (
     SELECT
         f.id,
@@ -61,8 +60,13 @@ WITH placed AS (
         ) AS place
     FROM fit f
     JOIN sweep sw ON sw.id = f.sweep_id
-    WHERE f.kind = 'knee'
-)
+    WHERE f.kind = '{kind}'
+)"""
+"""The newest fit of each curve, by ids: names are looked up after."""
+
+V_KNEE = f"""
+CREATE VIEW v_knee AS
+{_NEWEST.format(kind="knee")}
 SELECT
     sw.uuid AS sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
     f.subject, f.x_metric, f.n, f.knee, f.knee_lo, f.knee_hi, f.ci_level, f.reason,
@@ -78,19 +82,9 @@ LEFT JOIN sku k ON k.id = h.sku_id
 WHERE p.place = 1
 """
 
-V_FIT = """
+V_FIT = f"""
 CREATE VIEW v_fit AS
-WITH placed AS (
-    SELECT
-        f.id,
-        row_number() OVER (
-            PARTITION BY sw.cluster_id, f.host_id, f.subject, f.x_metric, sw.source, sw.synthetic
-            ORDER BY sw.started_unix_seconds DESC, f.id DESC
-        ) AS place
-    FROM fit f
-    JOIN sweep sw ON sw.id = f.sweep_id
-    WHERE f.kind = 'alpha_beta'
-)
+{_NEWEST.format(kind="alpha_beta")}
 SELECT
     sw.uuid AS sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
     ds.label AS devices, ds.n_devices, pc.probe, pc.probe_version, pc.op, pc.dtype, pc.backend,
