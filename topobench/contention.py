@@ -21,8 +21,6 @@ LOSS = 0.05
 """Less is no contention but noise."""
 OVER_PATHS = frozenset({"host_to_device", "weight_load"})
 """Probes whose work goes over the paths that GPUs share; others lose to power, heat or the host."""
-_OF_CALLS = frozenset({PER_CALL_BANDWIDTH.name})
-"""What the host's own calls take: it says nothing of a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +71,13 @@ def find(
 
 
 def _pairs(figures: Sequence[DeviceFigure]) -> Iterator[tuple[DeviceFigure, float]]:
-    """A GPU's figure alone, and what it had while all were busy."""
-    wanted = [
-        f
-        for f in figures
-        if f.metric.endswith("_per_second") and f.metric not in _OF_CALLS and len(f.devices) == 1
-    ]
+    """
+    A GPU's figure alone, and what it had while all were busy.
+
+    What single calls of the host take says nothing of a path.
+    """
+    rates = [f for f in figures if f.metric.endswith("_per_second") and len(f.devices) == 1]
+    wanted = [f for f in rates if f.metric != PER_CALL_BANDWIDTH.name]
     at_once = {(f.host, f.devices, f.kind): f.value for f in wanted if f.busy > 1}
     for figure in wanted:
         together = at_once.get((figure.host, figure.devices, figure.kind))
