@@ -94,3 +94,11 @@ def test_a_pipe_that_nobody_writes_to_is_not_waited_for(
     path = pipe(tmp_path / "cluster.yaml")
     with pytest.raises(ConfigError, match=r"nobody wrote to this pipe for 0\.01 s"):
         config.load(path, environ={})
+
+
+@pytest.mark.parametrize("read", [user_files.read, user_files.read_regular])
+def test_a_name_that_no_file_can_have_is_an_error_of_the_system(
+    tmp_path: Path, read: Callable[[Path, int], bytes]
+) -> None:
+    with pytest.raises(OSError, match="its name holds a NUL character"):
+        read(tmp_path / "a\0b", 9)

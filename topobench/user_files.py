@@ -28,6 +28,8 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
     Raises:
         OSError: It cannot be read, is none, or is longer; ``strerror`` says which.
     """
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "its name holds a NUL character", str(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if kind != stat.S_IFREG:

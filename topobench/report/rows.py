@@ -13,9 +13,10 @@ Row = Mapping[str, Any]
 
 def csv_of(command: str, data: Any) -> str:
     """
-    The ``data`` of a command's JSON document as CSV: a header, then values as they stand there.
+    The ``data`` of a command's JSON document as CSV: a header, then its rows.
 
-    Lists and objects are JSON in their field; unknown is an empty one.
+    Lists and objects are JSON in their field; unknown is an empty one. Text is as ``query_csv``
+    writes it, which keeps formulas and control characters from acting.
 
     Args:
         command: One of ``COMMANDS``.
