@@ -255,3 +255,27 @@ def test_calls_that_wait_for_the_gpu_tell_nothing_of_rest(
     assert how == "events"
     assert min(figures.total.samples) >= 2e-3
     assert listener.notes["rest_share"] is None
+
+
+def test_the_quickest_call_is_the_devices_own(gpu: tuple[Gpu, HostQueue, Listener]) -> None:
+    """Launching takes ten times as long as the work, and is not counted."""
+    device, queue, _ = gpu
+
+    def call() -> None:
+        time.sleep(20e-3)
+        queue.put(lambda: time.sleep(2e-3))
+
+    assert device.once(call) >= 22e-3
+    assert 2e-3 <= device.least(call) < 20e-3
+
+
+def test_the_quickest_call_that_no_spin_outlasts_includes_its_launch(
+    gpu: tuple[Gpu, HostQueue, Listener],
+) -> None:
+    device, queue, _ = gpu
+
+    def call() -> None:
+        queue.put(lambda: time.sleep(2e-3))
+        queue.wait()
+
+    assert device.least(call) >= 2e-3

@@ -25,7 +25,7 @@ NEWER = {"fa3": "FA3", "fa4": "FA4"}
 CHOICES = ("auto", *BACKENDS, *NEWER)
 CANDIDATES = {"cuda": ("cudnn", "flash", "efficient"), "cpu": ("flash",)}
 """What ``auto`` tries: the first that no other beats clearly, ``math`` if none works."""
-CLEARLY, PASSES = 0.05, 4
+CLEARLY = 0.05
 CHECKED_ROWS, FARTHEST = 32, 0.02
 """Tokens of which attention is computed again, and the largest relative error of it."""
 SCORE_BYTES = 12
@@ -89,7 +89,7 @@ def choose(
 
 def seconds(device: Any, model: Any, batch: int, sequence: int) -> float:
     """
-    What attention of one layer takes, the best of some passes.
+    What attention of one layer takes by the device's clock, the best of some passes.
 
     Args:
         device: The ``Accelerator``.
@@ -112,9 +112,7 @@ def seconds(device: Any, model: Any, batch: int, sequence: int) -> float:
     found = model.attention(query, key, value)
     check(torch, (query[:1], key[:1], value[:1]), found[:1])
     del found
-    return float(
-        min(device.once(lambda: model.attention(query, key, value)) for _ in range(PASSES))
-    )
+    return float(device.least(lambda: model.attention(query, key, value)))
 
 
 def check(torch: Any, heads: tuple[Any, Any, Any], found: Any) -> None:
