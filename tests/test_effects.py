@@ -40,6 +40,20 @@ def test_arms_are_paired_block_by_block_so_that_drift_cancels() -> None:
     assert found.p is None
 
 
+def test_workers_that_chose_different_attention_kernels_are_no_pair() -> None:
+    """Another kernel takes 2 % longer; binding changes nothing, and must not be called slower."""
+    cells = []
+    for block in range(9):
+        for arm in ("none", "local"):
+            slow = arm == "local" and block >= 6
+            conditions = {"attention": "flash" if slow else "cudnn"}
+            cells.append(copy(arm, block, 98e9 if slow else 100e9, conditions=conditions))
+    (bench,) = benches(cells)
+    found = compared(bench, "none", "local")
+    assert (found.n_a, found.n_b) == (6, 6)
+    assert found.effect_ratio == pytest.approx(0.0)
+
+
 def test_each_of_the_gpus_at_once_is_a_bench_of_its_own() -> None:
     """As probes tell them: by rank and device. What ranks of one model took is no GPU's own."""
     metric = "bandwidth_bytes_per_second"

@@ -1,7 +1,8 @@
 """
 What an arm is worth against another on the same devices, from stored readings. Pure.
 
-Arms are paired worker by worker: the same block and process. Fewer than six pairs, or one
+Arms are paired worker by worker: the same block and process. Workers that chose different
+attention kernels are no pair: they differ by more than their arms. Fewer than six pairs, or one
 process a side, decide nothing, and the comparison says so.
 """
 
@@ -18,8 +19,10 @@ from topobench.reading import MEASURED, Better, Scalar
 from topobench.units import format_bytes
 
 Cell = Mapping[str, Any]
-Pairs = Mapping[tuple[int, int], float]
-"""Median of each process, by block and number of the process."""
+Place = tuple[int, int, str]
+"""Block, number of the process, and the attention kernel that it chose, if any."""
+Pairs = Mapping[Place, float]
+"""Median of each process."""
 
 TOLERANCES = {"s": 0.05, "token/s": 0.02}
 """Largest relative change that does not matter, by unit; 3 % for others."""
@@ -107,11 +110,12 @@ def benches(cells: Sequence[Cell]) -> list[Bench]:
     Args:
         cells: Of a sweep document; only those that ended ``ok`` or ``partial`` count.
     """
-    found: dict[Bench, dict[str, dict[tuple[int, int], float]]] = {}
+    found: dict[Bench, dict[str, dict[Place, float]]] = {}
     for cell in cells:
         if cell["status"] not in MEASURED:
             continue
-        place = cell["block"], cell["process_no"]
+        chosen = str(cell["conditions"].get("attention", ""))
+        place = cell["block"], cell["process_no"], chosen
         for key, median in _readings(cell):
             found.setdefault(key, {}).setdefault(cell["arm"], {})[place] = median
     return [replace(b, arms=arms) for b, arms in found.items() if len(arms) > 1]
