@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -31,4 +34,36 @@ def test_a_failed_import_leaves_the_collector_as_it_was() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+        gc.unfreeze()
+
+
+KEEPS_ITS_CALLERS = """
+try:
+    raise ValueError
+except ValueError as error:
+    kept = error
+"""
+
+
+class Pool:
+    """What a probe measures with."""
+
+
+def test_an_import_keeps_nothing_of_the_probe_that_called_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch catches exceptions while it is imported, whose frames know their callers."""
+    (tmp_path / "keeps_its_callers.py").write_text(KEEPS_ITS_CALLERS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def measure() -> Iterator[weakref.ref[Pool]]:
+        cuda._import_for_good("keeps_its_callers")
+        pool = Pool()
+        yield weakref.ref(pool)
+
+    try:
+        (pool,) = measure()
+        gc.collect()
+        assert pool() is None
+    finally:
         gc.unfreeze()

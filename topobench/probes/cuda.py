@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,13 +52,28 @@ def require_torch() -> Any:
         ProbeUnavailable: ``no_package``: it is not installed or cannot be loaded.
     """
     try:
-        with contextlib.nullcontext() if "torch" in sys.modules else _for_good():
-            import torch
+        if "torch" not in sys.modules:
+            _import_for_good("torch")
+        import torch
     except (ImportError, OSError) as error:
         raise ProbeUnavailable(
             ReasonCode.NO_PACKAGE, f"torch cannot be imported ({error}); pip install torch"
         ) from error
     return torch
+
+
+def _import_for_good(module: str) -> None:
+    """
+    Import on a thread of its own.
+
+    Exceptions that a module caught keep its frames, and those the frames that called for it. One
+    of them would be the probe's: what the first case of a worker measured with stayed for ever.
+
+    Raises:
+        ImportError: As the module does.
+    """
+    with _for_good(), ThreadPoolExecutor(1) as apart:
+        apart.submit(importlib.import_module, module).result()
 
 
 @contextlib.contextmanager
