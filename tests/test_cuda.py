@@ -52,7 +52,7 @@ class Pool:
 def test_an_import_keeps_nothing_of_the_probe_that_called_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch catches exceptions while it is imported, whose frames know their callers."""
+    """Torch catches exceptions while it is imported, whose frames know their callers."""
     (tmp_path / "keeps_its_callers.py").write_text(KEEPS_ITS_CALLERS)
     monkeypatch.syspath_prepend(tmp_path)
 
