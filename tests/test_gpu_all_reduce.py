@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from probing import run_gang
-from topobench.probes import collectives
+from topobench.probes import all_reduce, collectives
+from topobench.probes.gang_probe import GangProbe
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = [
@@ -97,3 +98,31 @@ def test_a_root_that_runs_ahead_waits_for_nobody_while_it_is_timed() -> None:
     assert len(times) == 3
     assert max(t["median"] for t in times) < 2 * min(t["median"] for t in times)
     assert all(t["maximum"] < 2 * t["minimum"] for t in times)
+
+
+@pytest.mark.multi_gpu
+@two_gpus
+@pytest.mark.parametrize("probe", [all_reduce.AllReduce, collectives.Broadcast])
+def test_out_of_place_is_right_and_costs_about_the_same(probe: type[GangProbe]) -> None:
+    """Sums and messages beside the data, by NCCL's own call on torch's communicator."""
+    places = ("in", "out_of")
+    cases = [{"bytes": size, "place": place} for size in (8, 64 * MIB) for place in places]
+    cases.append({"bytes": 64 * KIB, "place": "out_of", "mode": "graph", "dtype": "bfloat16"})
+    first, second = run_gang(2, cases, devices=("GPU-0", "GPU-1"), probe=probe)
+    assert second.outcomes == [[]] * len(cases)
+    medians = []
+    for readings in first.outcomes:
+        assert isinstance(readings, list), readings
+        times = [r["summary"]["median"] for r in readings if r["metric"] == "latency_seconds"]
+        medians.append(times[0])
+    assert medians[1] < 100e-6
+    assert medians[3] == pytest.approx(medians[2], rel=0.2)
+
+
+@pytest.mark.multi_gpu
+@two_gpus
+def test_wrong_data_out_of_place_is_invalid_on_both() -> None:
+    cases = [{"bytes": 64 * KIB, "place": "out_of"}]
+    for result in run_gang(2, cases, fault="garbage", devices=("GPU-0", "GPU-1")):
+        ((kind, code, _),) = result.outcomes
+        assert (kind, code) == ("ResultInvalid", "wrong_data")

@@ -8,6 +8,7 @@ import pytest
 
 from probing import Listener, measure, run_gang
 from topobench.errors import ProbeUnavailable
+from topobench.probes.all_reduce import AllReduce
 from topobench.probes.collectives import (
     AllGather,
     AllToAll,
@@ -43,6 +44,20 @@ def test_three_ranks_agree_and_both_bandwidths_follow_from_the_times(
         bus = [case["bytes"] * FACTORS[probe] / t for t in times]
         assert found["busbw_bytes_per_second"] == pytest.approx(bus)
         assert {r["point"]["rank"] for r in readings if r["point"]} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("probe", [AllReduce, Broadcast], ids=lambda p: p.name)
+def test_gloo_sums_and_broadcasts_in_place_only(probe: type[AllReduce] | type[Broadcast]) -> None:
+    """The reason names what measures both; the same group goes on, in place."""
+    first, _ = run_gang(2, [{"bytes": 8, "place": "out_of"}, {"bytes": 8}], probe=probe)
+    refused, readings = first.outcomes
+    text = (
+        "gloo does this in place only; take place in; between GPUs the probe nccl_tests "
+        "measures both places, too"
+    )
+    assert refused == ("ProbeUnavailable", "unsupported", text)
+    assert isinstance(readings, list)
+    assert probe(bytes=8, place="out_of").memory_bytes(2) == 2 * probe(bytes=8).memory_bytes(2)
 
 
 @pytest.mark.parametrize("probe", [*PARTED, SendRecv], ids=lambda p: p.name)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probing import run_gang
-from topobench.errors import UsageError
+from topobench.errors import ProbeUnavailable, UsageError
 from topobench.probes.ring_p2p import RingP2p, gather_steps, neighbours, reduce_steps
 from topobench.rings import Order
 
@@ -47,8 +47,15 @@ def test_every_chunk_ends_with_every_ranks_data_once(order: Order) -> None:
 
 
 def test_sums_are_exact_along_eight_orders_of_four_ranks() -> None:
-    """Every element on every rank, before and after the timed part, in one group of processes."""
-    cases = [{"bytes": 4 * KIB, "ranks": 4, "order": order} for order in ORDERS]
+    """
+    Every element on every rank, before and after the timed part, in one group of processes.
+
+    Two of the orders out of place as well.
+    """
+    cases: list[dict[str, Any]] = [
+        {"bytes": 4 * KIB, "ranks": 4, "order": order} for order in ORDERS
+    ]
+    cases += [{**case, "place": "out_of"} for case in cases[2:4]]
     results = run_gang(4, cases, probe=RingP2p)
     assert [r.exit_code for r in results] == [0] * 4
     for readings in results[0].outcomes:
@@ -62,7 +69,7 @@ def test_sums_are_exact_along_eight_orders_of_four_ranks() -> None:
             [4 * KIB * 1.5 / t for t in found["latency_seconds"]]
         )
         assert {r["point"]["rank"] for r in readings if r["point"]} == {0, 1, 2, 3}
-    assert results[0].listener.notes["ring"] == ORDERS[-1]
+    assert results[0].listener.notes["ring"] == ORDERS[3]
     assert all(r.outcomes == [[]] * len(cases) for r in results[1:])
 
 
@@ -70,11 +77,12 @@ def test_fewer_elements_than_ranks_and_uneven_chunks_sum_exactly() -> None:
     cases: list[dict[str, Any]] = [
         {"bytes": 8, "ranks": 3},
         {"bytes": 40, "ranks": 3, "order": "0-2-1", "dtype": "bfloat16"},
+        {"bytes": 40, "ranks": 3, "order": "0-2-1", "dtype": "bfloat16", "place": "out_of"},
         {"bytes": 8, "ranks": 3, "order": "0-1"},
     ]
     first, *_ = run_gang(3, cases, probe=RingP2p)
-    assert [isinstance(o, list) for o in first.outcomes] == [True, True, False]
-    assert first.outcomes[2] == (
+    assert [isinstance(o, list) for o in first.outcomes] == [True, True, True, False]
+    assert first.outcomes[3] == (
         "ProbeUnavailable",
         "unsupported",
         "the order 0-1 is of 2 ranks; 3 take part",
@@ -86,6 +94,11 @@ def test_a_rank_with_wrong_data_makes_the_ring_invalid() -> None:
     for result in run_gang(2, cases, probe=RingP2p, fault="garbage"):
         ((kind, code, _),) = result.outcomes
         assert (kind, code) == ("ResultInvalid", "wrong_data")
+
+
+def test_one_rank_has_nothing_to_sum_out_of_place() -> None:
+    with pytest.raises(ProbeUnavailable, match="one rank has no ring"):
+        RingP2p(place="out_of").refuse(1)
 
 
 def test_what_is_no_order_is_refused_when_the_case_is_made() -> None:

@@ -88,6 +88,16 @@ class TestColumnsOfNcclTests:
         assert busbw == pytest.approx(1.5 * algbw, rel=0.001)
         assert [row[12] for row in rows] == ["0", "0"]
 
+    def test_an_all_reduce_out_of_place_stands_in_the_other_half(self) -> None:
+        apart = gang("none/auto", factor=2.0, sizes=[128 << 20])
+        apart[0]["params"]["place"] = "out_of"
+        cells = [*gang("none/auto", sizes=[128 << 20]), *apart]
+        (row,) = (line.split() for line in drawn("all_reduce", cells, 130) if "134217728" in line)
+        assert (row[8], row[12]) == ("0", "0")
+        assert float(row[5]) == pytest.approx(2 * float(row[9]), rel=0.001)
+        rows = facts(cells)["By class of path"].rows
+        assert [r[1] for r in rows] == ["all_reduce float32", "all_reduce out_of float32"]
+
     def test_both_places_of_a_parted_collective_share_a_row(self) -> None:
         """Counted are the elements of one rank's part, as nccl-tests does."""
         cells = [

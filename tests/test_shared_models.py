@@ -166,9 +166,9 @@ def test_gpus_that_did_it_at_once_stand_for_one_and_that_is_said(store: Store) -
     assert "one GPU was measured while the others did the same" in shown([case])
 
 
-def test_queued_all_reduces_predict_rather_than_those_called_one_by_one(store: Store) -> None:
-    slow = line(beta=BETA / 9, mode="per_call")
-    (case,), (row,) = ask(store, prompt(1, ONE), slow, line(), shared())
+def test_queued_all_reduces_in_place_predict_rather_than_others(store: Store) -> None:
+    others = line(beta=BETA / 9, mode="per_call"), line(beta=BETA / 7, place="out_of")
+    (case,), (row,) = ask(store, prompt(1, ONE), *others, line(), shared())
     assert case.predicted_seconds == pytest.approx(PREDICTED, rel=1e-3)
     both(case, row)
 

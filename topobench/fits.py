@@ -79,7 +79,8 @@ def line_between(
         devices: UUIDs of the GPUs that take part, in any order.
         arm: Name of the arm; None takes what users get (``none/auto``), then any other.
         dtype: Type of the elements; None takes the first that was measured. Of several modes
-            of timing, queued operations count; of several pools, cold buffers.
+            of timing, queued operations count; of several pools, cold buffers; of both places,
+            in place, as models do it.
 
     Returns:
         None if fewer than :data:`~topobench.fit.MIN_SIZES` sizes were measured there.
@@ -96,6 +97,7 @@ def line_between(
         key=lambda found: (
             found[0].param("mode") not in (None, "queued"),
             found[0].param("pool") not in (None, "cold"),
+            found[0].param("place") == "out_of",
         )
     )
     usual = [line for name in _USUAL_ARMS for gang, line in wanted if gang.arm == name]

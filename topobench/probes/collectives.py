@@ -13,22 +13,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from topobench.errors import ProbeUnavailable
-from topobench.probes import collective, gang_probe, patterns
+from topobench.probes import collective, gang_probe, nccl_calls, patterns
 from topobench.probes.all_reduce import require_exact
-from topobench.probes.gang_probe import GangProbe
-from topobench.probes.protocol import Kind, parameter
+from topobench.probes.gang_probe import IN_PLACE, OUT_OF_PLACE, GangProbe
 from topobench.reading import ReasonCode
 
-IN_PLACE, OUT_OF_PLACE = "in", "out_of"
-
-
-def _place() -> Any:
-    return parameter(
-        OUT_OF_PLACE,
-        kind=Kind.CHOICE,
-        choices=(OUT_OF_PLACE, IN_PLACE),
-        help="whether a rank's part lies inside the whole buffer (in place) or beside it",
-    )
+_PART = "whether a rank's part lies inside the whole buffer (in place) or beside it"
 
 
 class _Apart(GangProbe):
@@ -48,7 +38,7 @@ class AllGather(_Apart):
     name: ClassVar[str] = "all_gather"
     summary: ClassVar[str] = "all-gather between GPUs (NCCL) or processes (gloo)"
 
-    place: str = _place()
+    place: str = gang_probe.place_parameter(OUT_OF_PLACE, _PART)
 
     def memory_bytes(self, ranks: int) -> int:
         """Bytes that one rank allocates."""
@@ -66,7 +56,7 @@ class ReduceScatter(_Apart):
     name: ClassVar[str] = "reduce_scatter"
     summary: ClassVar[str] = "reduce-scatter between GPUs (NCCL) or processes (gloo)"
 
-    place: str = _place()
+    place: str = gang_probe.place_parameter(OUT_OF_PLACE, _PART)
 
     def refuse(self, ranks: int) -> None:
         """
@@ -109,9 +99,21 @@ class Broadcast(GangProbe):
     name: ClassVar[str] = "broadcast"
     summary: ClassVar[str] = "broadcast from rank 0 between GPUs (NCCL) or processes (gloo)"
 
+    place: str = gang_probe.place_parameter(
+        IN_PLACE,
+        "whether rank 0 keeps the message where it sends it from (in place) or gets it in another "
+        "buffer, too; out_of is NCCL's own call, gloo works in place only",
+        later=True,
+    )
+
+    def memory_bytes(self, ranks: int) -> int:
+        """Bytes that one rank allocates."""
+        return gang_probe.pool_bytes(self) * (2 if self.place == OUT_OF_PLACE else 1)
+
     def buffers(self, group: collective.Group) -> Exchange:
         """The buffers of this rank."""
-        return _Broadcasted(group, self, parts_in=1, parts_out=1, place=IN_PLACE)
+        kind = _BroadcastedApart if self.place == OUT_OF_PLACE else _Broadcasted
+        return kind(group, self, parts_in=1, parts_out=1, place=self.place)
 
     def bus_factor(self, ranks: int) -> float:
         """Bytes that pass the busiest link for every payload byte."""
@@ -350,6 +352,15 @@ class _Broadcasted(Exchange):
 
     def expected(self, version: int) -> list[Any]:
         return [self.tile(0, version)]
+
+
+class _BroadcastedApart(_Broadcasted):
+    def __init__(self, group: collective.Group, probe: GangProbe, **parts: Any) -> None:
+        self._nccl = nccl_calls.Calls(group)
+        super().__init__(group, probe, **parts)
+
+    def operate(self, sent: Any, received: Any) -> None:
+        self._nccl.broadcast(sent, received)
 
 
 class _Shifted(Exchange):

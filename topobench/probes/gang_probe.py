@@ -23,6 +23,13 @@ BUDGET_SECONDS = 0.8
 POOL_BYTES = 64 * MIB
 POOL_BUFFERS = collective.LEAD + QUEUE_MAX * collective.ROUND_SAMPLES
 SINGLE_FROM_BYTES = MIB
+IN_PLACE, OUT_OF_PLACE = "in", "out_of"
+
+
+def place_parameter(default: str, help: str, *, later: bool = False) -> Any:
+    """The parameter that says where a result lies: in the place of the data, or out of it."""
+    choices = (OUT_OF_PLACE, IN_PLACE)
+    return parameter(default, kind=Kind.CHOICE, choices=choices, help=help, later=later)
 
 
 class CheckedOperation(collective.Operation, Protocol):
@@ -170,8 +177,10 @@ class GangProbe:
         raise NotImplementedError
 
     def estimated_seconds(self) -> float:
-        """Samples, and a dozen passes of the buffer at a cautious rate of each rank."""
-        return 0.3 + BUDGET_SECONDS + 12 * self.bytes / (20e9 if self.backend == "nccl" else 1e9)
+        """Samples, soon narrow on GPUs; a dozen passes of the buffer at a cautious rate."""
+        if self.backend == "nccl":
+            return 0.1 + BUDGET_SECONDS / 2 + 12 * self.bytes / 40e9
+        return 0.3 + BUDGET_SECONDS + 12 * self.bytes / 1e9
 
     def _single(self, group: collective.Group) -> bool:
         # An event pair costs more of a GPU's 1 MiB all-reduce than a clock pair of gloo's.

@@ -16,7 +16,7 @@ from topobench import rings
 from topobench.errors import ProbeUnavailable
 from topobench.probes import collective
 from topobench.probes.all_reduce import AllReduce, Buffers
-from topobench.probes.gang_probe import GangProbe
+from topobench.probes.gang_probe import OUT_OF_PLACE, GangProbe
 from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
 from topobench.reading import Reading, ReasonCode
 
@@ -49,6 +49,18 @@ class RingP2p(AllReduce):
         order = self.ring(context.ranks)
         context.note("ring", rings.name_of(order))
         yield from GangProbe.measure(self, context)
+
+    def refuse(self, ranks: int) -> None:
+        """
+        Refuse sums that could not be checked, or that would never be made.
+
+        Raises:
+            ProbeUnavailable: They would not be exact, or one rank would have to copy.
+        """
+        AllReduce.refuse(self, ranks)
+        if ranks == 1 and self.place == OUT_OF_PLACE:
+            text = "one rank has no ring, and out of place would only copy; take place in"
+            raise ProbeUnavailable(ReasonCode.UNSUPPORTED, text)
 
     def ring(self, ranks: int) -> rings.Order:
         """
@@ -98,20 +110,22 @@ class RingBuffers(Buffers):
         self._before, self._after = neighbours(order, group.rank)
         self._reduce = reduce_steps(order, group.rank)
         self._gather = gather_steps(order, group.rank)
-        self._chunks = [buffer.tensor_split(group.ranks) for buffer in self._buffers]
+        ranks = group.ranks
+        self._chunks = [buffer.tensor_split(ranks) for buffer in self._buffers]
+        self._summed = [buffer.tensor_split(ranks) for buffer in self._sums]
         self._received = torch.empty_like(self._chunks[0][0])  # the first is the largest
 
-    def enqueue(self, count: int) -> None:
-        """Sum the next ``count`` buffers over all ranks, chunk by chunk."""
-        for _ in range(count):
-            chunks = self._chunks[self._next]
-            for sent, added in self._reduce:
-                received = self._received[: len(chunks[added])]
-                self._exchange(chunks[sent], received)
-                chunks[added].add_(received)
-            for sent, replaced in self._gather:
-                self._exchange(chunks[sent], chunks[replaced])
-            self._next = (self._next + 1) % len(self._chunks)
+    def add_up(self, number: int) -> None:
+        """Sum one buffer over all ranks, chunk by chunk."""
+        import torch
+
+        chunks, summed = self._chunks[number], self._summed[number]
+        for step, (sent, added) in enumerate(self._reduce):
+            received = self._received[: len(chunks[added])]
+            self._exchange((summed if step else chunks)[sent], received)
+            torch.add(chunks[added], received, out=summed[added])
+        for sent, replaced in self._gather:
+            self._exchange(summed[sent], summed[replaced])
 
     def _exchange(self, outgoing: Any, incoming: Any) -> None:
         """Send to the next rank and receive from the one before; empty chunks do not travel."""

@@ -100,6 +100,7 @@ WITH alike AS (
                 CASE WHEN f.params LIKE '%"mode":%' AND f.params NOT LIKE '%"mode":"queued"%'
                     THEN 1 ELSE 0 END,
                 CASE WHEN f.params LIKE '%"pool":"warm"%' THEN 1 ELSE 0 END,
+                CASE WHEN f.params LIKE '%"place":"out_of"%' THEN 1 ELSE 0 END,
                 f.subject
         ) AS place
     FROM prompts p
