@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,26 @@ def test_rings_that_gain_nothing_are_left_to_nccl(document: dict[str, Any]) -> N
     assert item.text.startswith("leave the rings to NCCL: the fastest other, auto_ring, is -4.")
     assert item.effect_ratio == pytest.approx(ring_gain("auto_ring"), abs=0.003)
     assert (item.lines, item.ring) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "without", "reason"),
+    [
+        ("binding", lambda c: c["arm"].startswith("local"), "this host shows one NUMA node"),
+        ("ring", lambda c: "/" in c["arm"], "all ring orders of two GPUs are equivalent"),
+    ],
+)
+def test_where_there_is_no_choice_nothing_is_asked_for(
+    document: dict[str, Any], kind: str, without: Callable[[dict[str, Any]], bool], reason: str
+) -> None:
+    cells = [
+        {**c, "status": "not_applicable", "reason": f"equivalent_arms: {reason}", "readings": []}
+        if without(c)
+        else c
+        for c in document["cells"]
+    ]
+    for item in found({**document, "cells": cells}, kind):
+        assert (item.outlook, item.text, item.lines) == (Outlook.NOT_APPLICABLE, reason, ())
 
 
 def test_pinned_memory_is_not_advised_where_pageable_was_not_measured(

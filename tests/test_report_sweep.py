@@ -284,7 +284,8 @@ def test_torch_without_gpus_is_an_error_with_the_mending_line(
 def test_the_store_is_named_and_the_next_commands_too() -> None:
     shown = report(documents.cpu_host_sweep())
     assert "\nStored in sqlite:///topobench.db\n" in shown
-    assert "  topobench plan --profile full  # what a sweep that can judge arms costs\n" in shown
+    assert "  topobench plan --profile full                 # what a sweep that can judge" in shown
+    assert "topobench advise" not in shown  # nothing to advise without a GPU
     assert "--resume" not in shown
     assert "probe --resume 1a2b3c4d" in report(documents.troubled_sweep())
 

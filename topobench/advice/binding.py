@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from topobench.advice.words import Advice, Cell, Outlook, evidence_of, outlook_of, signed
+from topobench.advice.words import (
+    Advice,
+    Cell,
+    Outlook,
+    evidence_of,
+    no_choice,
+    outlook_of,
+    signed,
+)
 from topobench.comparison import Change, Comparison
 from topobench.effects import Bench, compared
 from topobench.reading import MEASURED
@@ -33,6 +41,8 @@ def bindings(
 def _binding(uuid: str, name: str, own: Sequence[Bench], cells: Sequence[Cell]) -> Advice:
     against = _against(own, NONE, LOCAL)
     node = _node(uuid, cells)
+    if not against and (why := no_choice(_bound(uuid, cells))):
+        return Advice("binding", name, (uuid,), Outlook.NOT_APPLICABLE, why)
     if not against or node is None:
         text = "no case was measured both unbound and bound to the GPU's own NUMA node"
         return Advice("binding", name, (uuid,), Outlook.NOT_MEASURED, text, (MEASURE,))
@@ -65,6 +75,14 @@ def _binding(uuid: str, name: str, own: Sequence[Bench], cells: Sequence[Cell]) 
         mde=found.mde,
         evidence=evidence_of(bench, found),
     )
+
+
+def _bound(uuid: str, cells: Sequence[Cell]) -> Iterator[Cell]:
+    """Cells that would run the GPU's process near it."""
+    for cell in cells:
+        local = cell["arm"].partition("/")[0] == LOCAL
+        if local and cell["probe"] in _PROBES and uuid in cell["devices"]:
+            yield cell
 
 
 def _against(own: Sequence[Bench], reference: str, arm: str) -> list[tuple[Bench, Comparison]]:

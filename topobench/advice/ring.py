@@ -9,7 +9,16 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from topobench.advice.words import Advice, Cell, Outlook, RingFile, evidence_of, outlook_of, signed
+from topobench.advice.words import (
+    Advice,
+    Cell,
+    Outlook,
+    RingFile,
+    evidence_of,
+    no_choice,
+    outlook_of,
+    signed,
+)
 from topobench.comparison import Change, Comparison
 from topobench.effects import Bench, compared
 from topobench.probes.metrics import BUSBW
@@ -38,12 +47,19 @@ def rings(
     wanted = [b for b in benches if b.probe == "all_reduce" and b.metric == BUSBW.name]
     own = [_without_settings(b) for b in wanted if b.devices]
     sets = dict.fromkeys(b.devices for b in own if len(_ring_names(b)) > 1)
-    if not sets:
+    if not sets and (why := no_choice(c for c in cells if _orders(c))):
+        yield Advice("ring", "all-reduce", (), Outlook.NOT_APPLICABLE, why)
+    elif not sets:
         text = "no two rings were measured on the same GPUs"
         yield Advice("ring", "all-reduce", (), Outlook.NOT_MEASURED, text, (HOW,))
     for devices in sets:
         found = [b for b in own if b.devices == devices]
         yield _ring(devices, names[devices], found, cells, host)
+
+
+def _orders(cell: Cell) -> bool:
+    """Whether it would be an all-reduce along an order of the GPUs."""
+    return cell["probe"] == "all_reduce" and cell["ring"] not in (None, *_SEARCHED)
 
 
 def _without_settings(bench: Bench) -> Bench:

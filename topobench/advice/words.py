@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from topobench.comparison import Change, Comparison
 from topobench.effects import Bench
+from topobench.reading import Reason, Status
 
 Cell = Mapping[str, Any]
 
@@ -20,6 +22,7 @@ class Outlook(enum.StrEnum):
     NO_GAIN = "no measurable gain"
     UNDECIDED = "not decided"
     NOT_MEASURED = "not measured"
+    NOT_APPLICABLE = "does not apply"
     FOUND = "found"
 
 
@@ -71,6 +74,12 @@ class Advice:
     mde: float | None = None
     evidence: str = ""
     ring: RingFile | None = None
+
+
+def no_choice(cells: Iterable[Cell]) -> str | None:
+    """Why alternatives of these cells do not apply, the commonest reason; None if they might."""
+    reasons = Counter(c["reason"] for c in cells if c["status"] == Status.NOT_APPLICABLE)
+    return Reason.from_text(reasons.most_common(1)[0][0] or "").text if reasons else None
 
 
 def outlook_of(found: Comparison) -> Outlook:

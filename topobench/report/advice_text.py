@@ -20,6 +20,7 @@ _TITLES = (
     ("no measurable gain", "NO MEASURABLE GAIN", ""),
     ("not decided", "NOT DECIDED", "yellow"),
     ("not measured", "NOT MEASURED", "dim"),
+    ("does not apply", "DOES NOT APPLY", "dim"),
 )
 _WORDS = {
     "binding": "binding",

@@ -197,6 +197,10 @@ def _next_commands(sweep: Document, cells: Sequence[Document]) -> Iterator[Rende
     if any(c["status"] in _UNFINISHED for c in cells):
         lines.append((f"topobench probe --resume {short}", "run again what did not end well"))
     lines.append((f"topobench report {short}", "this report again"))
+    lines.append((f"topobench report {short} --html report.html", "with charts"))
+    if any(c["devices"] and c["status"] in MEASURED for c in cells):
+        host = "" if len({c["host"] for c in cells}) == 1 else " HOST"
+        lines.append((f"topobench advise{host}", "what to do with a host"))
     lines.append(("topobench query --list", "questions to ask of the data"))
     if sweep["profile"] == "quick":
         lines.append(("topobench plan --profile full", "what a sweep that can judge arms costs"))
