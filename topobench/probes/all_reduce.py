@@ -77,7 +77,9 @@ class Buffers:
 
     def __init__(self, group: collective.Group, probe: AllReduce) -> None:
         import torch
+        import torch.distributed
 
+        self._dist = torch.distributed  # an import statement would cost 0.4 us of each call
         self._group = group
         self._dtype = probe.dtype
         self._elements = gang_probe.elements(probe)
@@ -117,9 +119,7 @@ class Buffers:
 
     def add_up(self, number: int) -> None:
         """Sum one buffer over all ranks."""
-        import torch.distributed as dist
-
-        dist.all_reduce(self._buffers[number])
+        self._dist.all_reduce(self._buffers[number])
 
     def verify(self, version: int) -> None:
         """

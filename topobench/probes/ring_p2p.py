@@ -129,8 +129,7 @@ class RingBuffers(Buffers):
 
     def _exchange(self, outgoing: Any, incoming: Any) -> None:
         """Send to the next rank and receive from the one before; empty chunks do not travel."""
-        import torch.distributed as dist
-
+        dist = self._dist
         wanted = (dist.isend, outgoing, self._after), (dist.irecv, incoming, self._before)
         operations = [dist.P2POp(how, data, peer) for how, data, peer in wanted if len(data)]
         if operations:
