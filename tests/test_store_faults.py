@@ -18,7 +18,8 @@ import pytest
 import sqlalchemy as sa
 
 from postgres import Server
-from storing import at_revision, begin, cell, count, host, reading, run
+from storing import at, at_revision, begin, cell, count, host, reading, run
+from topobench import cli
 from topobench.db import look, migrate, schema
 from topobench.db.engine import make_engine, parse_url, writing
 from topobench.db.merge import import_store
@@ -272,6 +273,41 @@ def test_a_text_edited_by_hand_is_no_bug_of_ours(sqlite_store_url: str) -> None:
             connection.execute(sa.text("UPDATE topology SET document = '{'"))
         with pytest.raises(StoreError, match=r"holds '\{' where a JSON text belongs"):
             look.topologies(store, "latest")
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "command"),
+    [
+        ("reading", "median", ["report", "--format", "json"]),
+        ("reading", "n", ["report", "--format", "csv"]),
+        ("reading", "median", ["query", "latest"]),
+        ("sweep", "estimated_seconds", ["report"]),
+        ("reading", "median", ["check"]),
+    ],
+)
+def test_a_number_edited_by_hand_is_named_with_its_place(
+    sqlite_store_url: str,
+    capsys: pytest.CaptureFixture[str],
+    table: str,
+    column: str,
+    command: list[str],
+) -> None:
+    planned = cell(), cell()
+    with Store.open(sqlite_store_url) as store:
+        sweep = begin(store, *planned, hosts=[host(gpus=1)])
+        for each in planned:
+            store.put_run(run(each, reading(7.0)))
+        store.end_sweep(sweep, ended_at=at(60))
+        with writing(store.engine) as connection:
+            key = schema.metadata.tables[table].primary_key.columns[0].name
+            last = f"(SELECT max({key}) FROM {table})"
+            connection.exec_driver_sql(f"UPDATE {table} SET {column} = '12,5' WHERE {key} = {last}")
+    assert cli.main([*command, "--store", sqlite_store_url]) == (3 if "check" in command else 1)
+    out, err = capsys.readouterr()
+    place = f"table {table}, row {key} "
+    assert place in out + err
+    assert f"column {column} holds '12,5' where a number belongs" in out + err
+    assert "fault in topobench" not in err
 
 
 def test_a_run_of_a_clock_that_ran_ahead_is_the_latest_no_longer(

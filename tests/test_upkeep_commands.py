@@ -49,13 +49,27 @@ def test_import_says_what_came_in(tmp_path: Path, capsys: pytest.CaptureFixture[
         data = told(capsys, "db-import")["data"]
         assert (data["kind"], data["sweeps"], data["stored"]) == ("store", stored, stored)
     (tmp_path / "spool").mkdir()
-    assert cli.main(["db", "import", "spool", "--format", "json"]) == 0
-    assert told(capsys, "db-import")["data"]["kind"] == "spool"
     assert cli.main(["db", "import", "spool", "--as-cluster", "x"]) == 2
     assert cli.main(["db", "import", "other.db", "--as-cluster", ""]) == 2
     assert "--as-cluster is empty" in capsys.readouterr().err
     assert cli.main(["db", "import", "absent.db", "--as-cluster", "x"]) == 1
     assert "absent.db: no such file" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_spool_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One whose files were all brought in before is no error: a crontab may ask each night."""
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / "notes.txt").touch()
+    assert cli.main(["db", "import", "spool"]) == 1
+    assert "nothing to bring in; a spool holds files such as SWEEP-" in capsys.readouterr().err
+    assert not (tmp_path / "topobench.db").exists()
+    (tmp_path / "spool" / "s-000001.imported").touch()
+    assert cli.main(["db", "import", "spool", "--format", "json"]) == 0
+    document = told(capsys, "db-import")
+    assert (document["data"]["kind"], document["data"]["files"]) == ("spool", 0)
+    assert document["warnings"] == ["spool: every file was brought in before"]
 
 
 @pytest.mark.parametrize("content", [b"\x7fELF" + bytes(range(256)) * 600, b"\xff" * 150_000, b""])

@@ -21,7 +21,7 @@ import typer
 from topobench import cli_demo, cli_fleet, cli_judge, cli_see
 from topobench.cli_commands import app
 from topobench.cli_data import db_app, import_app, topo_app
-from topobench.cli_output import OutputLost, drop_stdout, prepare_streams
+from topobench.cli_output import OutputLost, drop_stdout, prepare_streams, store_url
 from topobench.cli_price import price_app
 from topobench.errors import TopobenchError, UsageError
 from topobench.signals import Interrupted
@@ -74,7 +74,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _complain(argv, _known(argv, error))
     except Exception as error:
-        return _complain(argv, error)
+        return _complain(argv, _edited(argv, error))
+
+
+def _edited(argv: Sequence[str], error: Exception) -> Exception:
+    """What a store makes of us that was edited by hand is no bug of ours."""
+    with contextlib.suppress(Exception):
+        from topobench.db.strays import blame
+
+        found = blame(store_url(_value_of(argv, "--store")))
+        if found is not None:
+            return found
+    return error
 
 
 def _known(argv: Sequence[str], error: OSError) -> Exception:
@@ -174,8 +185,18 @@ def _command_of(argv: Sequence[str]) -> str:
 
 
 def _wants_json(argv: Sequence[str]) -> bool:
-    pairs = itertools.pairwise([*argv, ""])
-    return any(a == "--format=json" or (a == "--format" and b == "json") for a, b in pairs)
+    return _value_of(argv, "--format") == "json"
+
+
+def _value_of(argv: Sequence[str], flag: str) -> str | None:
+    """What a flag was given last, as ``--flag VALUE`` or ``--flag=VALUE``."""
+    given = None
+    for word, following in itertools.pairwise([*argv, ""]):
+        if word == flag:
+            given = following
+        elif word.startswith(f"{flag}="):
+            given = word.partition("=")[2]
+    return given
 
 
 def run() -> None:

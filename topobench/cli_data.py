@@ -18,6 +18,7 @@ from topobench.cli_output import (
     emit_topology,
     store_url,
     style_of,
+    warn,
 )
 
 topo_app = typer.Typer(
@@ -282,6 +283,8 @@ def db_import(
     from topobench import upkeep
 
     outcome = upkeep.db_import(store_url(store), place, as_cluster=as_cluster)
+    if output is not Format.JSON:
+        warn(outcome)
     return emit("db-import", outcome, output.value)
 
 

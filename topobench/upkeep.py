@@ -48,6 +48,8 @@ def db_import(store_url: str, place: str, *, as_cluster: str | None = None) -> O
         raise UsageError("--as-cluster is empty; give the name that the cluster gets here")
     if as_cluster is not None and other is None:
         raise UsageError("--as-cluster is for another store; a spool is of this one")
+    if other is None and Path(place).is_dir():
+        _check_spool(Path(place))
     with Store.open(store_url) as store:
         if other is None:
             return _spool_outcome(store, Path(place))
@@ -81,6 +83,15 @@ def _other_store(place: str) -> str | None:
     return None
 
 
+def _check_spool(folder: Path) -> None:
+    """A folder that holds no file of a spool, not even one that was brought in, is another one."""
+    if not any(file.suffix in (".jsonl", ".part", ".imported") for file in folder.iterdir()):
+        raise StoreError(
+            f"{folder}: nothing to bring in; a spool holds files such as SWEEP-000001.jsonl (.part "
+            "while a sweep writes it, .imported once it was brought in)"
+        )
+
+
 def _spool_outcome(store: Any, folder: Path) -> Outcome:
     from topobench.db.spool import import_spool
 
@@ -94,7 +105,8 @@ def _spool_outcome(store: Any, folder: Path) -> Outcome:
         "problems": list(found.problems),
         "busy": list(found.busy),
     }
-    return _import_outcome(data)
+    nothing = [] if found.files or found.busy else [f"{folder}: every file was brought in before"]
+    return _import_outcome(data, nothing)
 
 
 def _merge_outcome(store: Any, url: str, as_cluster: str | None) -> Outcome:
@@ -113,7 +125,7 @@ def _merge_outcome(store: Any, url: str, as_cluster: str | None) -> Outcome:
     return _import_outcome(data)
 
 
-def _import_outcome(data: dict[str, Any]) -> Outcome:
+def _import_outcome(data: dict[str, Any], warnings: Sequence[str] = ()) -> Outcome:
     from topobench.report.tables_text import render_facts
 
     whole = not (data["problems"] or data.get("busy"))
@@ -125,6 +137,7 @@ def _import_outcome(data: dict[str, Any]) -> Outcome:
         lambda: render_facts(shown),
         exit_code=0 if whole else 1,
         status="ok" if whole else "incomplete",
+        warnings=tuple(warnings),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from topobench.db import schema
+from topobench.db import schema, strays
 from topobench.db.cells import cell_rows, device_keys, rank_hosts
 from topobench.db.records import ENVIRONMENT, SUMMARY_NUMBERS, reason_from
 from topobench.drivers import Driver
@@ -222,7 +222,8 @@ def _readings(connection: Connection, wanted: sa.ColumnElement[bool]) -> dict[in
     )
     found: dict[int, list[Document]] = {}
     for row in connection.execute(query):
-        found.setdefault(row.run_id, []).append(_reading(row))
+        found.setdefault(row.run_id, []).append(document := _reading(row))
+        strays.check_numbers(connection, (document["n"], *map(document.get, SUMMARY_NUMBERS)))
     return found
 
 
