@@ -56,7 +56,7 @@ class MadeNccl:
 
     bytes: int = parameter(8, help="payload")
     first: int = parameter(0, help="NVML index of rank 0's GPU")
-    fault: str = parameter("", help="what goes wrong: ignored, tree, sockets, silent, error")
+    fault: str = parameter("", help="what goes wrong: ignored, tree, sockets, silent, conf, error")
 
     def measure(self, context: WorkerContext) -> Iterator[Reading]:
         devices = [self.first + rank for rank in range(context.ranks)]
@@ -90,7 +90,7 @@ class MadeNccl:
         """The rings before channels are repeated, and how many a file gave."""
         file = environment.get("NCCL_GRAPH_FILE")
         if not file:
-            return [tuple(range(len(devices)))] * 2, None
+            return [tuple(range(len(devices)))] * 2, 2 if self.fault == "conf" else None
         found = nccl_graph.rings(nccl_graph.parse(Path(file).read_text()))
         rings = [tuple(devices.index(dev) for dev in ring) for ring in found]
         if self.fault == "ignored":

@@ -76,6 +76,22 @@ class TestPassed:
             "env_ignored: OMP_NUM_THREADS=99 of the config; workers always get OMP_NUM_THREADS=4",
         )
 
+    def test_what_proves_a_ring_is_never_left_to_config_or_arm(self) -> None:
+        """Of gangs over NCCL alone; those that are given a ring have a graph file of ours."""
+        site = {"NCCL_DEBUG_FILE": "/mine", "NCCL_GRAPH_FILE": "/graph.xml"}
+        for ring, ours in ((None, []), ("auto", ["NCCL_DEBUG_FILE"]), ("best", [*site])):
+            gang = dataclasses.replace(cell("steady", ranks=2), arm=Arm(Binding("none"), ring))
+            found = build(PLAIN, of=gang, site=site)
+            assert found.variables.keys() & site == site.keys() - ours
+            told = [w.split("=")[0] for w in found.warnings]
+            assert told == [f"env_ignored: {key}" for key in ours]
+        tracing = Arm(Binding("none"), "auto", {"NCCL_DEBUG": "TRACE"})
+        gang = dataclasses.replace(cell("steady", ranks=2), arm=tracing)
+        reason = environment.conflict(gang, PLAIN, build(PLAIN, of=gang))
+        assert reason is not None
+        assert reason.text.startswith("topobench sets that itself")
+        assert reason.text.endswith("the arm asks for NCCL_DEBUG=TRACE")
+
     def test_our_package_comes_first_on_the_path(self) -> None:
         assert build({**PLAIN, "PYTHONPATH": "/a:/b"}).variables["PYTHONPATH"] == (
             "/opt/topobench:/a:/b"

@@ -16,6 +16,7 @@ from launching import TESTS, Lab, cell, host
 from topobench import nccl_log, rings
 from topobench.agents import nccl_run
 from topobench.agents.launch import Launcher, Limits
+from topobench.errors import ImportFailed
 from topobench.host import Host
 from topobench.reading import Arm, Binding, Cell, ReasonCode, Run, Status
 from topobench.topology import Gpu, Known, Nic
@@ -144,10 +145,32 @@ def test_nccls_own_graph_is_not_the_file_of_the_user(lab: Lab, tmp_path: Path) -
     file = tmp_path / "graph.xml"
     gpus = "".join(f'<gpu dev="{FIRST + rank:#x}"/>' for rank in range(4))
     file.write_text(nccl_probe.GRAPHS.format(channels=f"<channel>{gpus}</channel>"))
-    launched = launcher(lab, quad(), NCCL_GRAPH_FILE=str(file))
+    log = str(tmp_path / "nccl.log")
+    launched = launcher(lab, quad(), NCCL_GRAPH_FILE=str(file), NCCL_DEBUG_FILE=log)
     (found,) = launched.run([in_ring("worst")], stop=lab.stop)
     assert (found.status, found.reason) == (Status.OK, None)
     assert found.conditions["nccl"]["rings"] == {"0-2-1-3": 4}
+    for setting in (f"NCCL_GRAPH_FILE={file}", f"NCCL_DEBUG_FILE={log}"):
+        assert any(w.startswith(f"env_ignored: {setting} of the config") for w in found.warnings)
+    assert not (tmp_path / "nccl.log").exists()
+
+
+def test_a_graph_that_a_file_of_nccl_names_is_not_nccls_own(lab: Lab) -> None:
+    """No variable takes it back, so orders cannot be made of NCCL's rings."""
+    (found,) = run(lab, in_ring("worst", fault="conf"))
+    assert found.reason is not None
+    assert (found.status, found.reason.code) == (Status.SKIPPED, ReasonCode.UNSUPPORTED)
+    assert "a file of NCCL sets NCCL_GRAPH_FILE (/etc/nccl.conf" in found.reason.text
+
+
+def test_a_graph_file_of_the_user_is_for_one_host(tmp_path: Path) -> None:
+    here = in_ring("auto")
+    asked = dataclasses.replace(here, hosts=(here.host, here.host, "other", "other"))
+    with pytest.raises(ImportFailed, match="graph file can be checked within one host only"):
+        nccl_run.prepare(
+            asked, quad().topology, tmp_path, dump=None,
+            environment={"NCCL_GRAPH_FILE": "/graph.xml"},
+        )  # fmt: skip
 
 
 def test_gpus_that_the_dump_does_not_hold_are_refused_before_the_launch(lab: Lab) -> None:

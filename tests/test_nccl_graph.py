@@ -125,6 +125,16 @@ def test_rank_that_newer_nccl_writes_is_left_out() -> None:
     assert "rank" not in nccl_graph.render(nccl_graph.parse(text))
 
 
+def test_ranks_in_a_file_must_be_those_of_its_gpus() -> None:
+    """NCCL 2.30 and newer take the rank and never look at dev again."""
+    text = GOOD.replace('dev="0x3"', 'dev="0x3" rank="3"')
+    nccl_graph.check_ranks(text, (0, 1, 2, 3))
+    nccl_graph.check_ranks(GOOD, (3, 2, 1, 0))
+    for devices in ((3, 2, 1, 0), (0, 1, 2)):
+        with pytest.raises(ImportFailed, match="dev=0x3 has rank=3, and its GPU has another"):
+            nccl_graph.check_ranks(text, devices)
+
+
 def test_network_devices_are_read_and_not_given_to_one_host() -> None:
     net = '<channel><net dev="0"/><gpu dev="0"/><gpu dev="0x1"/><net dev="0x1"/></channel>'
     text = document(re.sub("<channel>.*</channel>", net, graph("0 0x1")))

@@ -174,6 +174,7 @@ def test_patterns_fill_buffers_and_differences_are_counted(length: int) -> None:
         ("NCCL error: remote process exited or there was a network error", "rank_lost", "NCCL"),
         ("NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO)", "cuda_error", "NCCL"),
         ("CUDA error: an illegal memory access was encountered", "cuda_error", "CUDA error"),
+        ("[enforce fail at /gloo/device.cc:84] ifa != nullptr. No", "rank_lost", "ifa"),
         ("[enforce fail at alloc_cpu.cpp:1] can't allocate memory: 9 bytes", "oom", "[enforce"),
     ],
 )
@@ -195,6 +196,12 @@ def test_the_meeting_address_is_that_of_the_interface() -> None:
     assert collective.local_address(None) == "127.0.0.1"
     with pytest.raises(ProbeError, match="interface 'nosuch0' has no address on this host"):
         collective.local_address("nosuch0")
+
+
+def test_an_interface_that_gloo_would_not_find_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,nosuch0")
+    with pytest.raises(ProbeError, match=r"'nosuch0' has no address .* those that have: .*\blo\b"):
+        collective.join(Listener().context(), "gloo")
 
 
 def test_the_interface_towards_an_address_is_found() -> None:

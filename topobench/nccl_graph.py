@@ -135,6 +135,27 @@ def check(graphs: Sequence[Graph], devices: Sequence[int], *, cross_nic: bool = 
         )
 
 
+def check_ranks(text: str, devices: Sequence[int]) -> None:
+    """
+    Refuse ranks in a file that are not those of their GPUs: NCCL from 2.30 on believes them.
+
+    Args:
+        text: Of a file that :func:`parse` reads.
+        devices: NVML index of each rank's GPU.
+
+    Raises:
+        ImportFailed: With the first that is another.
+    """
+    for _, name, attributes in _tags(text):
+        if name == "gpu" and "rank" in attributes:
+            dev, rank = int(attributes["dev"], 16), _number(attributes["rank"], "rank")
+            if rank >= len(devices) or devices[rank] != dev:
+                raise _bad(
+                    f"dev={attributes['dev']} has rank={rank}, and its GPU has another; NCCL would "
+                    "take the rank unseen: leave it out"
+                )
+
+
 def reinjected(graphs: Sequence[Graph]) -> tuple[Graph, ...]:
     """
     What of NCCL's own dump it is given back: the rings and the trees.

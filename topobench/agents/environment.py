@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from topobench import env_arms, processes, user_files
+from topobench.agents import nccl_run
 from topobench.masking import MASK, mask_urls
 from topobench.reading import Cell, Reason, ReasonCode
 
@@ -30,6 +31,7 @@ _PASSED = _PRIVATE | {
     "SLURM_JOB_ID",
 }
 _PASSED_PREFIXES = ("LC_", "NVIDIA_")
+_PROOF = "topobench sets that itself, to give NCCL its ring and to prove what it did"
 _SECRET_NAME = re.compile(
     r"TOKEN|(?<!P)KEY|SECRET|PASSW|PASSPHRASE|_PWD$|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE
 )
@@ -85,14 +87,23 @@ def build(
     fixed = _fixed(cell, sweep, interface)
     safety = env_arms.forbidding(host, site)
     passed = {k: v for k, v in host.items() if k in _PASSED or k.startswith(_PASSED_PREFIXES)}
-    asked = {**site, **cell.arm.env}
+    asked, own = {**site, **cell.arm.env}, nccl_run.own_settings(cell)
     variables = {**passed, **asked, **safety, **fixed}
+    variables = {key: value for key, value in variables.items() if key not in own}
     variables["PYTHONPATH"] = ":".join(
         p for p in (str(package_root), variables.get("PYTHONPATH", "")) if p
     )
     if token := host.get(processes.DRIVER):
         variables[processes.DRIVER] = token
-    warnings = [*_ignored(asked, {**safety, **fixed}), *_not_passed(host, variables)]
+    warnings = [
+        *_ignored(asked, {**safety, **fixed}),
+        *(
+            f"env_ignored: {key}={asked[key]} of the config; {_PROOF}"
+            for key in own
+            if key in asked
+        ),
+        *_not_passed(host, variables),
+    ]
     return Environment(
         variables=variables,
         stored=_stored(variables),
@@ -116,6 +127,9 @@ def conflict(cell: Cell, host: Mapping[str, str], found: Environment) -> Reason 
     if reason := env_arms.refusal(asked, host, *files, found.variables):
         return reason
     for key, value in sorted(asked.items()):
+        if key in nccl_run.own_settings(cell):
+            text = f"{_PROOF}; the arm asks for {key}={value}"
+            return Reason(ReasonCode.UNSUPPORTED, text)
         got = found.variables.get(key)
         if got != value and key != "PYTHONPATH":  # our own package stands before it
             return Reason(

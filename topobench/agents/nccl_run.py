@@ -28,6 +28,8 @@ MAX_STORED_BYTES = 96 << 10
 """Of a log as it is stored: compressed and in base 64."""
 _SUBSYSTEMS = "INIT,ENV,GRAPH,TUNING,NET"
 _DUMP = "graph-dump.xml"
+_LOG_SETTINGS = ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS")
+_GRAPH_FILE = "NCCL_GRAPH_FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,13 @@ def needs_dump(cell: Cell) -> bool:
     return concerns(cell) and cell.arm.ring not in (None, rings.AUTO, rings.AUTO_RING)
 
 
+def own_settings(cell: Cell) -> tuple[str, ...]:
+    """Variables that are ours in a cell, whatever config and arm say: the proof needs them."""
+    if not concerns(cell):
+        return ()
+    return (*_LOG_SETTINGS, _GRAPH_FILE) if needs_dump(cell) else _LOG_SETTINGS
+
+
 def in_force(cell: Cell, outcome: Outcome, logged: Mapping[str, str]) -> Outcome:
     """
     The outcome, failed where a setting of the cell's arm was not in force.
@@ -184,8 +193,7 @@ def private_folder(parent: Path) -> Iterator[Path]:
 
 def dumping(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     """An environment in which NCCL searches by itself and tells what it found."""
-    own = {key: value for key, value in environment.items() if key != "NCCL_GRAPH_FILE"}
-    return {**own, **_logging(folder), "NCCL_GRAPH_DUMP_FILE": str(folder / _DUMP)}
+    return {**environment, **_logging(folder), "NCCL_GRAPH_DUMP_FILE": str(folder / _DUMP)}
 
 
 def smallest(cell: Cell) -> Cell:
@@ -199,14 +207,20 @@ def read_dump(folder: Path) -> Dump:
     What NCCL found in a run with :func:`dumping`.
 
     Raises:
-        ImportFailed: It left no graph or log, or one that cannot be read.
+        ImportFailed: It left no graph or log, or one that cannot be read, or it did not search:
+            a file of NCCL's own gave it a graph.
     """
     try:
         text = (folder / _DUMP).read_text(errors="replace")
     except OSError as error:
         raise ImportFailed(f"NCCL wrote no graph: {error.strerror}") from error
-    used = nccl_log.rings(nccl_log.parse(_texts(folder)))
-    return Dump(nccl_graph.parse(text), len(used))
+    log = nccl_log.parse(_texts(folder))
+    if any(count for counts in log.loaded.values() for count in counts):
+        raise ImportFailed(
+            f"NCCL graph: a file of NCCL sets {_GRAPH_FILE} (/etc/nccl.conf, ~/.nccl.conf or "
+            "NCCL_CONF_FILE), so NCCL's own rings are not known; take it out there"
+        )
+    return Dump(nccl_graph.parse(text), len(nccl_log.rings(log)))
 
 
 def prepare(
@@ -229,10 +243,15 @@ def prepare(
     """
     variables = _logging(folder)
     active = any(nic.rdma and nic.state == "active" for nic in topology.nics)
-    given = environment.get("NCCL_GRAPH_FILE")
+    given = environment.get(_GRAPH_FILE)
     free = cell.arm.ring in (None, rings.AUTO)
     if free and not given:
         return NcclRun(folder, variables, None, active, topology=topology)
+    if given and set(cell.hosts) - {cell.host}:
+        raise ImportFailed(
+            f"{_GRAPH_FILE}={given}: a graph file can be checked within one host only, and these "
+            "ranks are on several; leave it out of env, or them out of the sweep"
+        )
     gpus = {gpu.key: gpu for gpu in topology.gpus}
     devices = tuple(gpus[key].index if key in gpus else None for key in cell.devices)
     known = tuple(device for device in devices if device is not None)
@@ -251,7 +270,7 @@ def prepare(
     text = nccl_graph.render(graphs)
     file.write_text(text)
     variables |= {
-        "NCCL_GRAPH_FILE": str(file),
+        _GRAPH_FILE: str(file),
         "NCCL_MIN_CTAS": str(dump.channels),
         "NCCL_MAX_CTAS": str(dump.channels),
     }
@@ -285,10 +304,11 @@ def _own_graph(path: str, devices: Sequence[int], *, cross_nic: bool) -> str:
             raise ImportFailed("give the whole path: each host would begin at another folder")
         text = user_files.read_regular(Path(path), nccl_graph.MAX_TEXT).decode(errors="replace")
         nccl_graph.check(nccl_graph.parse(text), devices, cross_nic=cross_nic)
+        nccl_graph.check_ranks(text, devices)
     except OSError as error:
-        raise ImportFailed(f"NCCL_GRAPH_FILE={path}: {error.strerror}") from error
+        raise ImportFailed(f"{_GRAPH_FILE}={path}: {error.strerror}") from error
     except ImportFailed as error:
-        raise ImportFailed(f"NCCL_GRAPH_FILE={path}: {error}") from error
+        raise ImportFailed(f"{_GRAPH_FILE}={path}: {error}") from error
     return text
 
 

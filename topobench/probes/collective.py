@@ -178,7 +178,9 @@ def errors_named() -> Iterator[None]:
 
 def _plain(text: str) -> str:
     """A message of gloo without its source position and its advice."""
-    return re.sub(r"^\[\S+:\d+\] ", "", text).partition(". This is typically")[0]
+    return re.sub(r"^\[(?:enforce fail at )?\S+:\d+\] ", "", text).partition(". This is typically")[
+        0
+    ]
 
 
 def local_address(interface: str | None) -> str:
@@ -194,7 +196,11 @@ def local_address(interface: str | None) -> str:
     for family in (socket.AF_INET, socket.AF_INET6):
         if family in found:
             return found[family]
-    raise ProbeError(ReasonCode.UNSUPPORTED, f"interface {interface!r} has no address on this host")
+    known = ", ".join(name for name in _interfaces() if _addresses(name))
+    text = (
+        f"interface {interface!r} has no address on this host; those that have: {known or 'none'}"
+    )
+    raise ProbeError(ReasonCode.UNSUPPORTED, text)
 
 
 def interface_towards(address: str, port: int) -> str | None:
@@ -242,6 +248,9 @@ def _meet(context: WorkerContext, backend: str, device: Any) -> _Joined:
     import torch.distributed as dist
 
     timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
+    if backend == "gloo" and (named := os.environ.get("GLOO_SOCKET_IFNAME")):
+        for name in named.split(","):  # gloo would tell its own source position only
+            local_address(name)
     if context.rank == 0:
         interface = context.interface or "lo"
         store = _serve(local_address(context.interface), context, timeout)
