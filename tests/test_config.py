@@ -248,7 +248,7 @@ class TestMistakes:
             + ", ".join(registry.names())
             + "; did you mean host_memory?",
             "cluster.yaml:4: probes.all_reduce.byte: unknown key; accepted are bytes, dtype, "
-            "ranks, backend, hosts, mode, pool, reduction; did you mean bytes?",
+            "ranks, backend, hosts, mode, pool, reduction, place; did you mean bytes?",
             "cluster.yaml:4: probes.all_reduce.ranks: '-1' is negative; expected a whole number",
             "cluster.yaml:5: bindings[0]: 'locl' is not known; accepted are none, local, remote, "
             "spread; did you mean local?",
@@ -277,6 +277,8 @@ class TestMistakes:
             ("hosts: [{gpus: 8}]", "hosts[0]: names no host; add host:"),
             ("hosts: [{host: a, id: x}, {host: b, id: x}]", "hosts id: x is given twice"),
             ("env: {1A: x}", "env: '1A' cannot name an environment variable"),
+            ('env: {A: "x\\0y"}', "env.A: is longer than 100,000 bytes, or holds a NUL"),
+            (f"env: {{A: {'x' * 100_001}}}", "env.A: is longer than 100,000 bytes, or holds a NUL"),
             ("env: {A: }", "env.A: has no value"),
             ("budget: 0s", "budget: '0s' leaves no time"),
             ("budget: 90", "budget: '90' has no unit"),

@@ -35,6 +35,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST_NAME = 200
 _NUMBER_LIST = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST_VARIABLE = 100_000
+"""Linux takes 128 KiB, name included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +241,12 @@ def string_map(fields: Fields, node: Node, key: str) -> dict[str, str]:
 def environment(fields: Fields, node: Node, key: str) -> dict[str, str]:
     """Environment variables to pass to workers."""
     values = string_map(fields, node, key)
-    for name in values:
+    for name, value in values.items():
         if not _VARIABLE.fullmatch(name):
             fields.wrong(node.where, key, f"{name!r} cannot name an environment variable")
+        if "\0" in value or len(value.encode(errors="replace")) > _LONGEST_VARIABLE:
+            text = "is longer than 100,000 bytes, or holds a NUL: no process can be given it"
+            fields.wrong(node.where, f"{key}.{name}", text)
     return values
 
 
