@@ -165,6 +165,7 @@ class TestPlan:
         assert blocks[0] == blocks[1][::-1]
         assert blocks[2] == blocks[3][::-1]
         assert len({c.case.params_hash for c in own}) == 1
+        assert {c.arm.name for c in own} == {"none+A=1", "none+A=0 B=2"}
 
     def test_without_gpus_both_are_left_out(self, tmp_path: Path) -> None:
         cells = make_plan(load(tmp_path, COMMANDS), [host(dual(0))], seed=1).cells

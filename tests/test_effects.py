@@ -8,7 +8,8 @@ import pytest
 
 import report_documents as documents
 from topobench.comparison import Change
-from topobench.effects import benches, compared
+from topobench.effects import arm_effects, benches, compared
+from topobench.user_command import Definition
 
 GPU = documents.gpu_uuid("gpu01", 0)
 OTHER = documents.gpu_uuid("gpu01", 1)
@@ -94,6 +95,32 @@ def test_a_pass_and_its_rate_of_tokens_are_called_alike() -> None:
         "prefill_device_seconds": Change.REGRESSED,
         "tokens_per_second": Change.REGRESSED,
         "launch": Change.EQUIVALENT,
+    }
+
+
+def test_environments_of_a_command_are_held_against_its_first() -> None:
+    """Named last by the alphabet; the new engine is 4 % faster under either binding."""
+    own = Definition("own", ("bench",), environments=({"ENGINE": "old"}, {"ENGINE": "new"}))
+    rates = {"old": 5000.0, "new": 5200.0}
+    cells = [
+        documents.cell(
+            "command",
+            [documents.reading("tokens_per_second", rates[engine])],
+            params={"command": "own", "definition": own.text, "digest": own.digest},
+            binding=documents.binding(binding),
+            arm=f"{binding}+ENGINE={engine}",
+            env={"ENGINE": engine},
+            block=block,
+        )
+        for block in range(8)
+        for binding in ("none", "local")
+        for engine in ("new", "old")
+    ]
+    found = {e.arm: (e.reference, e.found.effect_ratio) for e in arm_effects(benches(cells))}
+    assert found == {
+        "none+ENGINE=new": ("none+ENGINE=old", pytest.approx(0.04)),
+        "local+ENGINE=new": ("none+ENGINE=old", pytest.approx(0.04)),
+        "local+ENGINE=old": ("none+ENGINE=old", pytest.approx(0.0)),
     }
 
 

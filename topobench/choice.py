@@ -126,12 +126,7 @@ class Choice:
         """Settings of a user's command that are compared as arms; at least an empty one."""
         (text,) = self.values.get("definition", (None,))
         found = Definition.from_text(str(text)) if text is not None else None
-        if found is None or not found.environments:
-            return ({},)
-        # A variable that one arm does not set has its value of env: there.
-        names = {name for env in found.environments for name in env}
-        common = {k: v for k, v in found.env.items() if k in names}
-        return tuple({**common, **env} for env in found.environments)
+        return found.settings if found is not None else ({},)
 
     @property
     def own_program(self) -> bool:

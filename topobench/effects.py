@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from topobench import env_arms, user_command
 from topobench.comparison import Comparison, compare_paired
 from topobench.probes.metrics import ALGBW
 from topobench.reading import MEASURED, Better, Scalar
@@ -122,16 +123,28 @@ def benches(cells: Sequence[Cell]) -> list[Bench]:
 
 
 def arm_effects(found: Sequence[Bench]) -> Iterator[ArmEffect]:
-    """Every arm against no binding, or else against ``local``, where blocks hold both."""
+    """
+    Every arm against no binding, or else against ``local``, where blocks hold both.
+
+    Of a user's command that is against the first of its environments, if it has any.
+    """
     for bench in found:
         bare = {bare_name(arm): arm for arm in bench.arms}
-        reference = next((bare[r] for r in _REFERENCES if r in bare), None)
+        reference = next((bare[r] for r in _references(bench) if r in bare), None)
         if bench.metric == ALGBW.name or reference is None:  # algbw says what busbw says
             continue
         for arm, pairs in bench.arms.items():
             if arm != reference and bench.arms[reference].keys() & pairs.keys():
                 effect = compared(bench, reference, arm)
                 yield ArmEffect(bench, bare_name(arm), reference, bench.median(arm), effect)
+
+
+def _references(bench: Bench) -> Iterator[str]:
+    """Arms without a ring, the one that others are held against before those that stand in."""
+    text = bench.param("definition") if bench.probe == user_command.PROBE else None
+    settings = user_command.Definition.from_text(str(text)).settings[0] if text else {}
+    for binding in _REFERENCES:
+        yield f"{binding}+{env_arms.text_of(settings)}" if settings else binding
 
 
 def bare_name(arm: str) -> str:

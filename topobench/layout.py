@@ -33,6 +33,7 @@ from topobench.layout_arms import (
     matrix_places,
     resolve_all,
     with_equal_threads,
+    with_settings,
 )
 from topobench.probes.protocol import Arms
 from topobench.reading import Arm, Binding, Case, Cell, Reason, ReasonCode, Status
@@ -409,7 +410,7 @@ class _Layout:
                 if bench.ranks == 1:  # one process: it is bound to what suits any of its GPUs
                     found = dataclasses.replace(found, rank_bindings=())
                 arms += [
-                    joined(dataclasses.replace(found, env={**found.env, **settings}), ring)
+                    joined(with_settings(found, settings), ring)
                     for ring in names
                     for settings in bench.environments
                 ]

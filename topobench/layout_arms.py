@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from topobench import rings
+from topobench import env_arms, rings
 from topobench.bindings import (
     MatrixArm,
     Refusal,
@@ -26,6 +26,12 @@ def joined(arm: Arm, ring: str | None) -> Arm:
     """An arm with a ring; all but NCCL's own choice run all-reduce by rings alone."""
     settings = {} if ring in (None, rings.AUTO) else rings.RING_ONLY
     return dataclasses.replace(arm, ring=ring, env={**arm.env, **settings})
+
+
+def with_settings(arm: Arm, settings: Mapping[str, str]) -> Arm:
+    """An arm of a user's command, whose variables tell it apart from others; none are no more."""
+    text = env_arms.text_of(settings)
+    return dataclasses.replace(arm, env={**arm.env, **settings}, env_name=text or None)
 
 
 def with_equal_threads(arm: Arm, threads: int) -> Arm:

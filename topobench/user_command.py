@@ -126,6 +126,17 @@ class Definition:
         """The beginning of the SHA-256 of :attr:`text`."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:DIGEST_LETTERS]
 
+    @property
+    def settings(self) -> tuple[Mapping[str, str], ...]:
+        """
+        Variables of each arm, in the order of :attr:`environments`; at least an empty one.
+
+        One that another arm sets and this one does not has its value of :attr:`env`.
+        """
+        names = {name for env in self.environments for name in env}
+        common = {k: v for k, v in self.env.items() if k in names}
+        return tuple({**common, **env} for env in self.environments) or ({},)
+
     @classmethod
     def from_text(cls, text: str) -> Definition:
         """
