@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -194,6 +195,14 @@ class TestValues:
             "accuracy_ratio": ([0.75], Better.HIGHER),
             "load_bandwidth_bytes_per_second": ([3.5e9], Better.HIGHER),
         }
+
+    def test_a_pattern_finds_an_accuracy_in_a_printed_result_file(self) -> None:
+        """As lm-eval writes it; its standard error has a name of its own."""
+        results = {"exact_match,strict-match": 0.5011, "exact_match_stderr,strict-match": 0.0137}
+        text = json.dumps({"results": {"gsm8k": {"alias": "gsm8k", **results}}}, indent=2)
+        pattern = '"exact_match,strict-match": ([0-9.e-]+)'
+        wanted = Definition("own", ("x",), (metric_of("gsm8k", "1", "higher", pattern),))
+        assert [*values(wanted, text).values()] == [[0.5011]]
 
     @pytest.mark.parametrize(
         ("line", "said"),
