@@ -322,8 +322,14 @@ def test_prefill_of_one_gpu_is_measured_beside() -> None:
 def test_its_report_fits_and_names_both_gpus() -> None:
     text = printed(render_sweep(document()["data"]), 100)
     assert max(map(len, text.splitlines())) <= 100
-    for part in ("2x NVIDIA H200", "279 ok, 17 not applicable", "286.73", "NV18", "1.65x"):
+    for part in (
+        *("2x NVIDIA H200", "279 ok, 17 not applicable", "286.73", "NV18", "1.65x"),
+        *("took 11 min 05 s", "at least 250.81 GiB memory"),
+        "prefill, local, spread, remote: not applicable, this host shows one NUMA node",
+        "ranks  arm                   8 KiB   128 MiB\n",
+    ):
         assert part in text
+    assert "prefill, none: not applicable" not in text
 
 
 def test_the_report_of_eight_blocks_says_equivalent() -> None:

@@ -187,6 +187,21 @@ def test_spans_round_up(seconds: float, text: str) -> None:
     assert units.format_span(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.2, "0 s"),
+        (119.4, "119 s"),
+        (119.6, "2 min 00 s"),
+        (664.5, "11 min 04 s"),
+        (7199.4, "119 min 59 s"),
+        (7530.0, "2 h 05 min"),
+    ],
+)
+def test_what_was_measured_is_not_rounded_up(seconds: float, text: str) -> None:
+    assert units.format_elapsed(seconds) == text
+
+
 def test_percent_has_one_decimal() -> None:
     assert units.format_percent(0.0321) == "3.2 %"
     assert units.format_percent(-0.1) == "-10.0 %"

@@ -153,6 +153,16 @@ def format_span(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def format_elapsed(seconds: float) -> str:
+    """A duration that was measured: ``45 s``, ``11 min 05 s``, ``2 h 05 min``; never rounded up."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 2:
+        return f"{round(seconds)} s"
+    if minutes < 120:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
 def format_percent(ratio: float) -> str:
     """``3.2 %`` of a ratio of 0.032; ``+``/``-`` only as the number has it."""
     return f"{ratio * 100:.1f} %"

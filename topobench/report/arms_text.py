@@ -95,7 +95,7 @@ def found_text(found: Sequence[ArmEffect]) -> str:
 
 def _not_here(cells: Sequence[Cell]) -> Iterator[RenderableType]:
     """Bindings of prefill that do not apply, each reason once."""
-    own = [c for c in cells if c["probe"] == _PREFILL]
+    own = [c for c in cells if c["probe"] == _PREFILL and c.get("ring") in (None, "auto")]
     if not any(c["status"] in MEASURED for c in own):
         return
     arms: dict[str, dict[str, None]] = {}

@@ -98,18 +98,16 @@ def by_class(cells: Sequence[Cell]) -> Facts:
         if cell.get("path_class") and value:
             words = clean(cell["path_class"]), _op(cell), str(cell["ranks"]), clean(cell["arm"])
             found.setdefault(words, {}).setdefault(size, []).append(value)
+    latency = "latency", _seconds
+    columns = {SMALL: latency, MIDDLE: latency, LARGE: ("bus GB/s", _gigabytes)}
+    measured = {s: c for s, c in columns.items() if any(s in sizes for sizes in found.values())}
     rows = [
-        [
-            *words,
-            *(_seconds(sizes.get(s)) for s in (SMALL, MIDDLE)),
-            _gigabytes(sizes.get(LARGE)),
-        ]
+        [*words, *(shown(sizes.get(size)) for size, (_, shown) in measured.items())]
         for words, sizes in sorted(found.items())
     ]
     heads = [
         *(("path\nclass", False), ("what", False), ("ranks", True), ("arm", False)),
-        *((f"latency\n{format_bytes(s)}", True) for s in (SMALL, MIDDLE)),
-        (f"bus GB/s\n{format_bytes(LARGE)}", True),
+        *((f"{name}\n{format_bytes(size)}", True) for size, (name, _) in measured.items()),
     ]
     lead = "The class of the slowest path between the ranks of a gang; medians."
     return Facts("By class of path", lead, heads, rows, "hop-classes")

@@ -49,7 +49,13 @@ def one_host(host: Host) -> Sheet:
     return facts(
         [
             ("host", name_and_address(host)),
-            *hardware({**found, "sku": host.get("sku") or found.get("sku")}),
+            *hardware(
+                {
+                    **found,
+                    "sku": host.get("sku") or found.get("sku"),
+                    "available_memory_bytes": runs.get("available_memory_bytes"),
+                }
+            ),
             ("software", _software(runs)),
         ]
     )
@@ -74,16 +80,23 @@ def name_and_address(host: Host) -> str:
 
 def _cpus(found: Mapping[str, Any]) -> str:
     nodes = found.get("numa_nodes")
-    memory = found.get("memory_bytes")
     return ", ".join(
         [
             clean(found.get("cpu_model") or "unknown model"),
             f"{found.get('cpus') or UNKNOWN} usable CPUs in {count(nodes, 'NUMA node')}"
             if nodes
             else f"{found.get('cpus') or UNKNOWN} usable CPUs, NUMA nodes unknown",
-            f"{format_bytes(memory)} memory" if memory else "memory size unknown",
+            _memory(found),
         ]
     )
+
+
+def _memory(found: Mapping[str, Any]) -> str:
+    """What the kernel tells, unless more is free: some guests get their memory as they use it."""
+    told, free = found.get("memory_bytes"), found.get("available_memory_bytes")
+    if free and free > (told or 0):
+        return f"at least {format_bytes(free)} memory"
+    return f"{format_bytes(told)} memory" if told else "memory size unknown"
 
 
 def _gpus(found: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ from topobench.report import figures
 from topobench.report.safe import clean
 from topobench.report.show import show
 from topobench.report.words import counts_text, shown_params
-from topobench.units import format_span
+from topobench.units import format_elapsed, format_span
 
 LINE_SECONDS = 5.0
 """Plain lines are at least this far apart, however many hosts there are."""
@@ -171,7 +171,7 @@ class Progress:
         parts = [f"{self.done}/{self._total} cells"]
         if self._counts:
             parts[0] += f" ({counts_text(self._counts)})"
-        parts.append(format_span(self._clock() - self._started))
+        parts.append(format_elapsed(self._clock() - self._started))
         if self.done < self._total:
             parts.append(f"about {format_span(self.remaining_seconds)} left")
         return ", ".join(parts)

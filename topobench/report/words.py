@@ -8,7 +8,7 @@ from typing import Any
 
 from topobench.reading import Status
 from topobench.report.safe import clean
-from topobench.units import format_span
+from topobench.units import format_elapsed
 
 MOST_NAMES = 10
 _DEFINITIONS = frozenset({"definition", "server_definition"})
@@ -35,7 +35,7 @@ def took(sweep: Mapping[str, Any]) -> str:
     if not (sweep["started_at"] and sweep["ended_at"]):
         return ""
     start, end = (datetime.datetime.fromisoformat(sweep[k]) for k in ("started_at", "ended_at"))
-    return format_span((end - start).total_seconds())
+    return format_elapsed((end - start).total_seconds())
 
 
 def minute(time: str) -> str:
