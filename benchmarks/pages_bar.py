@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -72,20 +72,47 @@ def pages(server: Served) -> None:
     sweep = re.findall(r'href="(/sweep/[^"]*)"', first)[0]
     name = html.unescape(re.findall(r'href="/host[^"]*"[^>]*>([^<]+)<', first)[0])
     asked = f"/query/latest?run=1&host={quote(name)}"
-    for path in ("/", host, sweep, "/sweeps", "/query", asked, "/metrics", "/healthz"):
+    compared = comparison(server)
+    for path in ("/", host, sweep, "/sweeps", "/query", asked, *compared, "/metrics", "/healthz"):
         seconds, used = [], []
         for _ in range(ROUNDS):
             start, before = time.perf_counter(), cpu_seconds(server)
             answer = server.ask(path)
             seconds.append(time.perf_counter() - start)
             used.append(cpu_seconds(server) - before)
-            assert answer.status == 200, answer.text[-500:]
+            assert answer.status in (200, 202), answer.text[-500:]
         print(
             f"  {path[:44]:44} first {1e3 * seconds[0]:6.0f} ms, then "
             f"{1e3 * statistics.median(seconds[1:]):6.0f} ms "
             f"({1e3 * statistics.median(used[1:]):.0f} ms of CPU); bar 300 ms"
         )
+    for path in compared:
+        whole(server, path)
     print(f"server after these pages: {server.resident_bytes() / 1e6:.0f} MB resident")
+
+
+def comparison(server: Served) -> list[str]:
+    """The page that compares the two newest nights that there are, if there are two."""
+    days = sorted(set(re.findall(r"<td[^>]*>(\d{4}-\d\d-\d\d) ", server.ask("/sweeps").text)))
+    query = urlencode({"a": f"date:{days[-2]}", "b": f"date:{days[-1]}"}) if days[1:] else ""
+    return [f"/compare?{query}"] if query else []
+
+
+def whole(server: Served, path: str) -> None:
+    """When a comparison that takes long is there, after it was first asked for; and then again."""
+    start = time.perf_counter()
+    while server.ask(path).status == 202:
+        time.sleep(0.1)
+    waited = time.perf_counter() - start
+    seconds = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        assert server.ask(path).status == 200
+        seconds.append(time.perf_counter() - start)
+    print(
+        f"  {path[:44]:44} whole after another {waited:.1f} s, then "
+        f"{1e3 * statistics.median(seconds):6.0f} ms"
+    )
 
 
 def main() -> None:

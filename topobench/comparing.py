@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from topobench.db.measured import Found
     from topobench.db.selecting import Selection
     from topobench.db.source import Source
+    from topobench.db.store import Store
 
 UNCHANGED = "unchanged"
 
@@ -74,6 +75,22 @@ def compare(store_url: str, a: str, b: str, wanted: Wanted) -> Outcome:
     return Outcome(
         data, lambda: render_compare(data), exit_code=found.exit_code, status=data["verdict"]
     )
+
+
+def is_small(store: Store, a: str, b: str, most: int, seconds: float) -> bool:
+    """
+    Whether two selectors name so few readings that comparing them takes no time.
+
+    Args:
+        seconds: Spent on finding out; what is not known then counts as large.
+
+    Raises:
+        UsageError: A selector that means nothing.
+    """
+    from topobench.db import source
+
+    selectors = [compare_select.parse(text) for text in (a, b)]
+    return source.are_few(store, selectors, most, seconds)
 
 
 def _values(source: Source, selection: Selection, wanted: Wanted, name: str) -> list[Value]:

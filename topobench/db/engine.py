@@ -229,6 +229,28 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 
 @contextlib.contextmanager
+def hurried(engine: Engine, seconds: float) -> Iterator[Connection]:
+    """
+    As :func:`reading`, where nobody has longer than that.
+
+    Raises:
+        StoreUnreachable: Time is up, or as ever.
+    """
+    deadline = time.monotonic() + seconds
+    with reading(engine) as connection:
+        if engine.dialect.name == "postgresql":
+            connection.exec_driver_sql(f"SET LOCAL statement_timeout = {round(1000 * seconds)}")
+            yield connection
+            return
+        driver: Any = connection.connection.driver_connection
+        driver.set_progress_handler(lambda: time.monotonic() > deadline, 1000)
+        try:
+            yield connection
+        finally:
+            driver.set_progress_handler(None, 0)
+
+
+@contextlib.contextmanager
 def foreign_errors(where: str) -> Iterator[None]:
     """Map errors of SQLAlchemy, sqlite3 and psycopg to ours."""
     try:

@@ -77,6 +77,13 @@ def measured(
     )
 
 
+def up_to(connection: Connection, selection: Selection, most: int) -> int:
+    """How many readings a selection names, usable or not; counted no further than ``most``."""
+    some = sa.select(sa.literal(1)).select_from(_tables()).where(*conditions(selection)).limit(most)
+    query = sa.select(sa.func.count()).select_from(some.subquery())
+    return int(connection.execute(query).scalar_one())
+
+
 def _usable(as_of: str | None) -> list[sa.ColumnElement[bool]]:
     r, d = schema.run, schema.reading
     found: list[sa.ColumnElement[bool]] = [

@@ -75,9 +75,9 @@ def resolve(connection: Connection, selector: Selector, as_of: str | None = None
 
 def conditions(selection: Selection) -> list[sa.ColumnElement[bool]]:
     """What a query over ``run``, ``sweep``, ``host`` and ``environment`` must demand."""
-    s, h, e = schema.sweep, schema.host, schema.environment
+    r, s, h, e = schema.run, schema.sweep, schema.host, schema.environment
     pairs: list[tuple[sa.Column[Any], tuple[Any, ...] | None]] = [
-        (s.c.id, selection.sweeps),
+        (r.c.sweep_id, selection.sweeps),
         (h.c.id, selection.hosts),
         (h.c.cluster_id, selection.clusters),
         (h.c.sku_id, selection.skus),
@@ -87,8 +87,10 @@ def conditions(selection: Selection) -> list[sa.ColumnElement[bool]]:
     found += [column.in_(ids) for column, ids in pairs if ids is not None]
     if selection.days is not None:
         first, last = selection.days.first, selection.days.last
-        found += [s.c.started_at >= f"{first}T00:00:00.000000Z"] if first else []
-        found += [s.c.started_at < _day_after(last)] if last else []
+        days = [s.c.started_at >= f"{first}T00:00:00.000000Z"] if first else []
+        days += [s.c.started_at < _day_after(last)] if last else []
+        # By their ids, which stand in the indices of runs: a host's other nights are not read.
+        found.append(r.c.sweep_id.in_(sa.select(s.c.id).where(*days)))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,12 @@ from sqlalchemy import Connection
 from topobench.compare_select import Selector
 from topobench.db import measured, schema, selecting
 from topobench.db.document import sweep_document, sweep_summary
-from topobench.db.engine import reading
+from topobench.db.engine import hurried, reading
 from topobench.db.find import find_sweep
 from topobench.db.measured import Found
 from topobench.db.selecting import Selection
 from topobench.db.store import Store
+from topobench.errors import StoreUnreachable
 from topobench.topology import Topology
 
 
@@ -77,3 +78,19 @@ def opened(url: str) -> Iterator[Source]:
         reading(store.engine) as connection,
     ):
         yield Source(connection, store.url)
+
+
+def are_few(store: Store, selectors: Sequence[Selector], most: int, seconds: float) -> bool:
+    """
+    Whether selectors together name at most so many readings, as far as so many seconds tell.
+
+    Raises:
+        UsageError: A word that names nothing, or a bare one that names several things.
+    """
+    with reading(store.engine) as connection:
+        selections = [selecting.resolve(connection, s) for s in selectors]
+    try:
+        with hurried(store.engine, seconds) as connection:
+            return sum(measured.up_to(connection, s, most + 1) for s in selections) <= most
+    except StoreUnreachable:
+        return False

@@ -28,7 +28,7 @@ from starlette.routing import Route
 
 from topobench.errors import NotFound, RefusedError, StoreError, TopobenchError, UsageError
 from topobench.report.page.page import FOLDER, plotly_file
-from topobench.web import pages
+from topobench.web import compare_page, pages
 from topobench.web.guard import COOKIE, LOOPBACK, Guard, is_loopback, is_same, read_token
 from topobench.web.site import Site
 
@@ -95,7 +95,11 @@ def _routes(site: Site, address: Address) -> list[Route]:
         Route("/sweep/{id}", html(lambda r: pages.sweep(site, _id(r), r.query_params))),
         Route("/sweep/{id}/report.html", page(lambda r: _report(site, r))),
         Route("/sweep/{id}/progress", page(lambda r: JSONResponse(pages.progress(site, _id(r))))),
-        Route("/compare", html(lambda r: pages.compare(site, r.query_params))),
+        Route("/compare", page(lambda r: _comparison(site, r))),
+        Route(
+            "/compare/progress",
+            page(lambda r: JSONResponse(compare_page.progress(site, r.query_params))),
+        ),
         Route("/query", html(lambda r: pages.queries(site))),
         Route("/query/{name}.csv", page(lambda r: _csv(site, r))),
         Route("/query/{name}", html(lambda r: pages.query(site, _name(r), r.query_params))),
@@ -142,6 +146,12 @@ def _answered(site: Site, request: Request, make: Callable[[Request], Response])
         return HTMLResponse(pages.trouble("Busy", str(error)), status_code=503)
     except TopobenchError as error:
         return HTMLResponse(pages.trouble("That did not work", str(error)), status_code=500)
+
+
+def _comparison(site: Site, request: Request) -> Response:
+    """202 while it is being compared."""
+    text, whole = compare_page.compare(site, request.query_params)
+    return HTMLResponse(text, status_code=200 if whole else 202)
 
 
 def _csv(site: Site, request: Request) -> Response:

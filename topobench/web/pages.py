@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 from topobench import __version__
 from topobench.errors import NotFound
-from topobench.report import figures, words
+from topobench.report import words
 from topobench.report.figures import UNKNOWN
 from topobench.report.page.page import Sight, environment, heading, sections
 from topobench.report.page.parts import Figure, Head, Section, Table
@@ -59,7 +59,7 @@ def overview(site: Site, params: Mapping[str, str]) -> str:
         text=text,
         level=level,
         tiles=len(shown) >= _TILES_FROM,
-        sweeps=[_sweep(s) for s in store.sweeps(limit=10)],
+        sweeps=[sweep_row(s) for s in store.sweeps(limit=10)],
         synthetic=any(h["synthetic"] for h in hosts),
         store=store.url,
     )
@@ -96,7 +96,8 @@ def _host_link(cluster: str, key: str) -> str:
     return f"/host?{urlencode({'cluster': cluster, 'key': key})}"
 
 
-def _sweep(sweep: Mapping[str, Any]) -> dict[str, Any]:
+def sweep_row(sweep: Mapping[str, Any]) -> dict[str, Any]:
+    """A sweep as lists show it."""
     return {
         "id": clean(sweep["id"]),
         "short": clean(sweep["id"])[:8],
@@ -112,7 +113,7 @@ def _sweep(sweep: Mapping[str, Any]) -> dict[str, Any]:
 
 def sweeps(site: Site) -> str:
     """The newest sweeps."""
-    found = [_sweep(s) for s in site.store().sweeps(limit=200)]
+    found = [sweep_row(s) for s in site.store().sweeps(limit=200)]
     return rendered("sweeps", sweeps=found)
 
 
@@ -139,8 +140,8 @@ def host(site: Site, params: Mapping[str, str]) -> str:
         "host",
         host=_host(known[0], time.time()),
         key=clean(key),
-        sweeps=[_sweep(s) for s in own],
-        newest=None if newest is None else _sweep(newest),
+        sweeps=[sweep_row(s) for s in own],
+        newest=None if newest is None else sweep_row(newest),
         body=body,
     )
 
@@ -246,32 +247,6 @@ def _figures(site: Site, sweep_id: str, status: str, key: str) -> str:
     return site.kept(f"{sweep_id} {key} {judged}", make) if status in _FINAL else make()
 
 
-def compare(site: Site, params: Mapping[str, str]) -> str:
-    """
-    Two selections side by side; the form alone until both are given.
-
-    What was compared is kept until another run is stored: a comparison of long histories
-    takes seconds.
-    """
-    from topobench.db import look
-
-    a, b = params.get("a", "").strip(), params.get("b", "").strip()
-    recent = [_sweep(s) for s in site.store().sweeps(limit=30)]
-    flags = {name: params.get(name) == "1" for name in ("synthetic", "imported", "force")}
-    found = ""
-    if a and b:
-        key = repr((a, b, flags, look.newest_run(site.store())))
-        found = site.kept(key, lambda: _compared(site, a, b, flags))
-    return rendered(
-        "compare",
-        a=a,
-        b=b,
-        params=dict(params),
-        found=found,
-        recent=recent,
-    )
-
-
 def queries(site: Site) -> str:
     """Every named query."""
     from topobench.db.queries import list_queries
@@ -323,58 +298,6 @@ def _given(found: Query, params: Mapping[str, str]) -> dict[str, str]:
     """The parameters that a form filled in."""
     names = {p.name for p in found.parameters}
     return {k: v for k, v in params.items() if k in names and v.strip()}
-
-
-_GRAVITY = {"regressed": 0, "inconclusive": 1, "improved": 2, "equivalent": 3}
-"""Words of a comparison in the order shown."""
-
-
-def _compared(site: Site, a: str, b: str, flags: Mapping[str, bool]) -> str:
-    from topobench import comparing
-
-    wanted = comparing.Wanted(
-        synthetic=flags["synthetic"], imported=flags["imported"], force=flags["force"]
-    )
-    found = comparing.compare(site.url, a, b, wanted).data
-    return rendered("compared", found=found, table=_cases(found))
-
-
-def _cases(found: Mapping[str, Any]) -> Table:
-    cases = sorted(found["cases"], key=lambda c: _GRAVITY.get(c["verdict"], len(_GRAVITY)))
-    rows, styles = [], []
-    for case in cases:
-        rows.append(
-            [
-                clean(case["verdict"]),
-                ", ".join([clean(case["probe"]), *_params(case["params"])]),
-                clean(case["arm"]),
-                figures.label(case["metric"]),
-                _percent(case["effect_ratio"]),
-                UNKNOWN
-                if case["lo"] is None
-                else f"{_percent(case['lo'])} to {_percent(case['hi'])}",
-                UNKNOWN if case["mde"] is None else f"{100 * case['mde']:.1f} %",
-                f"{case['n_a']}, {case['n_b']}",
-                clean(case["reason"] or ""),
-            ]
-        )
-        styles.append({"regressed": "bad"}.get(case["verdict"], ""))
-    heads = [
-        Head("verdict"), Head("case"), Head("arm"), Head("metric"), Head("effect", True),
-        Head("95 % interval", True), Head("could be seen from", True), Head("n of A, B", True),
-        Head("why"),
-    ]  # fmt: skip
-    return Table(heads, rows, styles=styles).limited(MOST_ROWS)
-
-
-def _params(params: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{figures.label(k)} {figures.quantity(k, v)}" for k, v in params.items() if v is not None
-    ]
-
-
-def _percent(ratio: float | None) -> str:
-    return UNKNOWN if ratio is None else f"{100 * ratio:+.1f} %"
 
 
 def form_of(path: str, params: Mapping[str, str]) -> str:

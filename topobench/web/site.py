@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topobench.errors import NotFound, RefusedError, StoreError, StoreUnreachable, TopobenchError
+from topobench.web.comparisons import Comparisons
 
 if TYPE_CHECKING:
     from topobench.db.store import Store
@@ -36,6 +37,7 @@ class Site:
         self._lock, self._reports = threading.Lock(), threading.Lock()
         self._store: Store | None = None
         self._pages: OrderedDict[str, str] = OrderedDict()
+        self.comparisons = Comparisons(url)
 
     def store(self) -> Store:
         """
@@ -57,10 +59,14 @@ class Site:
     def lost(self, error: Exception) -> None:
         """Open the store anew next time, if this error says that it went away."""
         if isinstance(error, StoreUnreachable):
-            self.close()
+            self._let_go()
 
     def close(self) -> None:
-        """Close the store."""
+        """Close the store and end what is under way."""
+        self.comparisons.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
         with self._lock:
             store, self._store = self._store, None
         if store is not None:

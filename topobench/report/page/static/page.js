@@ -146,22 +146,25 @@
   }
 
   function progress(box) {
+    const bar = box.querySelector(".progress span");
+    const words = box.querySelector("[data-words]");
     const timer = setInterval(async function () {
       let found;
       try {
         const answer = await fetch(box.dataset.url, { headers: { Accept: "application/json" } });
+        if (answer.status === 401 || answer.status === 404) location.reload();
         if (!answer.ok) return;
         found = await answer.json();
       } catch (error) {
         return;
       }
-      box.querySelector(".progress span").style.width = (100 * found.share).toFixed(1) + "%";
-      box.querySelector("[data-words]").textContent = found.words;
+      if (bar) bar.style.width = (100 * found.share).toFixed(1) + "%";
+      if (found.words !== words.textContent) words.textContent = found.words;
       if (found.status !== "running") {
         clearInterval(timer);
         location.reload();
       }
-    }, 2000);
+    }, Number(box.dataset.every));
   }
 
   function start() {
