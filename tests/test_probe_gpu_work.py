@@ -15,13 +15,13 @@ import torch
 
 from probing import Listener, measure
 from topobench.errors import ProbeUnavailable, ResultInvalid
-from topobench.probes import cublaslt, device_memory, gemm
+from topobench.probes import at_once, cublaslt, device_memory, gemm
 from topobench.probes.device_memory import Arrays
 from topobench.probes.device_work import Figures, Site
 from topobench.probes.gemm import PRECISIONS, REST_SECONDS, Endurance, Gemm, Products
 from topobench.probes.kernel_launch import CALLS, Calls
 from topobench.probes.peer import Copies, End, Peer, Way, pool_bytes, random_bytes
-from topobench.probes.timing import Timed
+from topobench.probes.timing import SPIN_MIN_SECONDS, Timed
 
 MIB = 1 << 20
 SIZE = 256
@@ -302,6 +302,12 @@ class HostQueue:
 
     def wait(self) -> None:
         pass
+
+
+def test_gpus_at_once_rest_no_more_than_one_alone() -> None:
+    """A GPU at its power limit is the faster the more it rests; both are what products give."""
+    meeting = at_once.MESSAGE_SECONDS + SPIN_MIN_SECONDS
+    assert meeting / gemm.BURST_LAP_SECONDS <= SPIN_MIN_SECONDS / gemm.BURST_SAMPLE_SECONDS
 
 
 def test_a_kernel_that_was_proposed_and_refuses_is_never_the_fastest() -> None:
