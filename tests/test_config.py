@@ -564,7 +564,7 @@ class TestDocumentation:
 
     def test_its_examples_load(self, tmp_path: Path) -> None:
         examples = re.findall(r"```yaml\n(.*?)```", self.text, re.DOTALL)
-        assert len(examples) == 4
+        assert len(examples) == 5
         for example in examples:
             assert load(tmp_path, example).probes
 
