@@ -368,6 +368,18 @@ def test_a_table_that_was_cut_off_keeps_its_rows() -> None:
     assert any("cut off" in r for r in found.reasons)
 
 
+def test_a_number_that_was_cut_in_two_is_not_known() -> None:
+    """The last of a line that has single iterations; the others are held against each other."""
+    text = (DATA / "nccl_tests" / "v2.19.2_periter.txt").read_text()
+    head, _, tail = text.partition("   17.44")
+    spreads = []
+    for end in ("   17.44", "   17.4", "   17.", "   1"):
+        (row,) = parse(head + end).rows
+        spreads.append(row.in_place.per_iteration["cv_ratio"])
+    assert spreads == [pytest.approx(0.1744), None, None, None]
+    assert "17.44" not in tail
+
+
 def test_json_that_was_cut_off_keeps_its_rows() -> None:
     text = (DATA / "h200x2" / "nccl_tests_2.19.6_all_gather.json").read_text()
     found = parse(text[: text.index('"size":33554432') + 60])

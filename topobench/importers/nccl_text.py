@@ -354,7 +354,8 @@ def _half(tokens: Sequence[str], layout: _Layout) -> Half | None:
 
 def _per_iteration(tokens: Sequence[str]) -> dict[str, object]:
     least, most, p99 = (figure(t, MICROSECONDS) for t in tokens[:3])
-    spread = figure(tokens[3], -2)
+    # The last number of a line has two decimals, or is the half of one that was cut off.
+    spread = figure(tokens[3], -2) if re.fullmatch(r"\d+\.\d\d", tokens[3]) else None
     named = {
         "minimum_seconds": least,
         "maximum_seconds": most,
