@@ -108,6 +108,16 @@ def test_columns_of_one_name_keep_their_own_values() -> None:
     ]
 
 
+def test_the_ends_of_an_interval_have_the_unit_of_what_they_enclose() -> None:
+    columns = ["gain_ratio", "gain_lo", "gain_hi", "tpot_seconds", "tpot_seconds_ci_lo", "x_lo"]
+    assert printed(render_query(columns, [[0.0015, -0.0425, 0.0447, 0.021, 0.0205, 0.5]])) == (
+        " gain  gain lo  gain hi   tpot  tpot seconds ci lo\n"
+        "    %        %        %     ms                  ms   x_lo\n"
+        "0.150   -4.250    4.470  21.00               20.50  0.500\n"
+        "1 row\n"
+    )
+
+
 def test_an_answer_without_rows_still_names_its_columns() -> None:
     assert printed(render_query(["host", "n"], [])) == "host  n\n0 rows\n"
     told = printed(render_query(["host"], [], hint="--explain says what it asks for"))
@@ -117,6 +127,15 @@ def test_an_answer_without_rows_still_names_its_columns() -> None:
 def test_values_that_are_no_numbers_are_shown_as_text() -> None:
     shown = printed(render_query(["x_seconds", "y"], [["soon", True], [math.nan, b"\x00"]]))
     assert shown == "x_seconds  y\nsoon       True\nnan        b'\\x00'\n2 rows\n"
+
+
+def test_definitions_of_servers_and_commands_are_not_in_tables() -> None:
+    """They are longer than a row, and their digest stands for them."""
+    told = '{"digest":"a1","server":"mine","server_definition":"{}"}'
+    text = printed(render_query(["params"], [[told], ['{"bytes":8}'], ["none"]]))
+    assert '{"digest":"a1","server":"mine"}' in text
+    assert "server_definition" not in text
+    assert '{"bytes":8}' in text
 
 
 def test_csv_has_raw_values_and_reads_back() -> None:
@@ -156,7 +175,7 @@ def test_sweeps_are_a_line_each() -> None:
         "23 ok, 1 invalid, 1 failed, 1 timeout, 1 planned"
     )
     assert shown[2] == (
-        "1a2b3c4d  2026-11-29 16:00  73 s  lab      quick    done     "
+        "1a2b3c4d  2026-11-29 16:00  72 s  lab      quick    done     "
         "6 ok, 6 skipped, 1 not applicable"
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from rich.text import Text
 from topobench.report import figures
 from topobench.report.safe import clean, command
 from topobench.report.sheet import Column, Prose, Sheet, csv_field, facts
-from topobench.report.words import count, counts_text, minute, took
+from topobench.report.words import count, counts_text, minute, shown_params, took
 from topobench.units import format_span
 
 Document = Mapping[str, Any]
@@ -49,7 +51,7 @@ def query_sheet(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sheet:
     found = [
         _of_metrics(name, values, metrics)
         if metrics and name.endswith(_OF_METRIC)
-        else _query_column(name, values)
+        else _query_column(name, values, _whose(name, columns))
         for name, values in parts
         if name != "unit" or not metrics
     ]
@@ -172,20 +174,43 @@ def _finding(finding: Document) -> Iterator[RenderableType]:
     yield Text("")
 
 
-def _query_column(name: str, values: Sequence[Any]) -> tuple[Column, list[str]]:
+_END = re.compile(r"(_ci)?_(lo|hi)$")
+"""What the ends of an interval are called by."""
+
+
+def _whose(name: str, columns: Sequence[str]) -> str:
+    """The column whose unit another has: ``gain_lo`` is an end of ``gain_ratio``."""
+    whole = _END.sub("", name)
+    return next((c for c in (f"{whole}_ratio", whole) if whole != name and c in columns), name)
+
+
+def _query_column(name: str, values: Sequence[Any], whose: str) -> tuple[Column, list[str]]:
+    if name == "params":
+        values = [_params(v) for v in values]
     numbers = [v for v in values if _is_number(v)]
     if len(numbers) + sum(v is None for v in values) < len(values) or not numbers:
         return Column(clean(name)), [figures.UNKNOWN if v is None else clean(v) for v in values]
     if name == "age_seconds":
         return Column("age", number=True), [_span(v) for v in values]
-    unit = figures.unit_of(name)
+    unit = figures.unit_of(whose)
     if unit == "B" or all(isinstance(v, int) for v in numbers):
         title = figures.label(name) if unit == "B" else clean(name)
-        return Column(title, number=True), [figures.quantity(name, v) for v in values]
-    scale = figures.scale_for(name, numbers)
+        return Column(title, number=True), [figures.quantity(whose, v) for v in values]
+    scale = figures.scale_for(whose, numbers)
     texts = figures.aligned([figures.number(v, scale) for v in values])
     title = f"{figures.label(name)}\n{scale.unit}" if scale.unit else clean(name)
     return Column(title, number=True), texts
+
+
+def _params(value: Any) -> Any:
+    """Parameters of a case without definitions, which are long and have a digest."""
+    try:
+        found = json.loads(value)
+    except (TypeError, ValueError):
+        return value
+    if not isinstance(found, dict) or (short := shown_params(found)) == found:
+        return value
+    return json.dumps(short, separators=(",", ":"))
 
 
 def _span(seconds: float | None) -> str:
