@@ -40,6 +40,7 @@ class Options:
         slow_start: Seconds until it is ready.
         key: That requests must carry; of a program, ``key_env`` names its variable.
         open_list: The list of models needs no key.
+        listed: Status of the list of models.
     """
 
     ttft: float = 0.01
@@ -57,6 +58,7 @@ class Options:
     key: str = ""
     key_env: str = ""
     open_list: bool = False
+    listed: int = 200
     model: str = "tiny"
     refused: tuple[str, ...] = ()
     metrics: bool = True
@@ -102,7 +104,7 @@ class Server:
             return web.Response(status=503)
         if not self.options.open_list and (refusal := self._unauthorised(request)):
             return refusal
-        return web.json_response({"data": [{"id": self.options.model}]})
+        return web.json_response({"data": [{"id": self.options.model}]}, status=self.options.listed)
 
     async def version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": "1.2.3"})
@@ -127,7 +129,8 @@ class Server:
             self.log.bodies.append(body)
             self.log.traces.append(request.headers.get("traceparent", ""))
         if unknown := [k for k in self.options.refused if k in body]:
-            return web.json_response({"error": f"unknown {unknown}"}, status=400)
+            text = f"unknown {unknown}; use max_completion_tokens"
+            return web.json_response({"error": text}, status=400)
         if body["model"] != self.options.model:
             return web.json_response({"error": "no such model"}, status=404)
         if "ids" in self.options.refused and isinstance(body.get("prompt"), list):
@@ -153,7 +156,7 @@ class Server:
         self, request: web.Request, body: dict[str, Any], fault: str, began: float
     ) -> web.StreamResponse:
         chat = "messages" in body
-        wanted = int(body["max_tokens"])
+        wanted = int(body.get("max_tokens") or body["max_completion_tokens"])
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         if chat:

@@ -69,9 +69,8 @@ def loaded(
     base: str, *, key_env: str | None = None, ca_file: str | None = None, **more: Any
 ) -> Result:
     """Load a running server; quick windows, and a client that may be late: the host is shared."""
-    definition = Server(
-        "t", url=base, key_env=key_env, ca_file=ca_file, model=more.pop("model", None)
-    )
+    asked = {name: more.pop(name) for name in ("model", "body") if name in more}
+    definition = Server("t", url=base, key_env=key_env, ca_file=ca_file, **asked)
     seconds = more.pop("deadline", 60.0)
     settings: dict[str, Any] = {
         "window": 0.4,
@@ -276,6 +275,15 @@ class TestTokens:
         ids = [p for p in server.log.prompts if not isinstance(p, str)]
         assert {len(p) for p in ids} == {24, 48, 88}
 
+    def test_fields_that_a_chat_server_refuses_are_left_out_or_named_anew(self) -> None:
+        options = Options(refused=("max_tokens", "ignore_eos", "temperature"))
+        with serving(options) as (base, server):
+            found = loaded(base, api="chat", body={"temperature": None})
+        assert found.error is None
+        last = server.log.bodies[-1]
+        assert last["max_completion_tokens"] == 8
+        assert not last.keys() & set(options.refused)
+
     @pytest.mark.parametrize("metrics", [True, False])
     def test_a_prefix_cache_that_helps_spoils_the_window(self, metrics: bool) -> None:
         """By the server's counters, or by what it says of each answer."""
@@ -318,6 +326,10 @@ class TestFaults:
             ({"fault": "http_500"}, {}, "endpoint_refused", "answered 500"),
             ({"fault": "http_429"}, {}, "endpoint_refused", "answered 429"),
             ({}, {"model": "other"}, "wrong_model", "it lists tiny"),
+            ({"listed": 404}, {}, "wrong_model", "is that the address before /v1?"),
+            ({"listed": 308}, {}, "endpoint_refused", "it leads to another address"),
+            ({"fault": "http_307"}, {}, "endpoint_refused", "it leads to another address"),
+            ({"listed": 429}, {}, "endpoint_refused", "is it ready, and not too busy?"),
             ({"key": "right"}, {}, "endpoint_refused", "look at key_env"),
         ],
     )

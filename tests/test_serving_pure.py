@@ -26,6 +26,7 @@ from topobench.probes import serving_facts, serving_windows
 from topobench.probes.serving import Serving
 from topobench.probes.serving_gpu import GpuMeter, metered
 from topobench.probes.serving_load import BLOCK, Lengths, Prompts, Scale, arrivals
+from topobench.probes.serving_results import level_readings
 from topobench.probes.serving_search import BRACKET, CONFIRM, Search, Seen, upper_share
 from topobench.probes.serving_windows import Collected, Flow, Health, Limits, Served, Window
 from topobench.reading import ReasonCode, Status
@@ -120,6 +121,7 @@ def window(
     unique: bool = True,
     open_loop: bool = False,
     given_up: bool = False,
+    counted: bool = False,
     change: Callable[[Served], None] = lambda served: None,
     **limits: Any,
 ) -> Window:
@@ -129,6 +131,7 @@ def window(
         due = 101.0 + number * 60 / count
         first = due + 0.001 + ttft + (0.5 if number < over else 0.0)
         served = Served(number, due, due + 0.001, 64, 11, first, first + 1.0, 11, 64, 11)
+        served.arrivals = 11
         if number >= count - errors:
             served.error = "http_500"
         change(served)
@@ -144,9 +147,20 @@ def window(
         open_loop=open_loop,
         started_at="2026-01-01T00:00:00+00:00",
         unique=unique,
+        counted=counted,
         facts=facts or {},
         given_up=given_up,
     )
+
+
+def _untold(count: int) -> Callable[[Served], None]:
+    """Of so many answers the server told no counts."""
+
+    def change(served: Served) -> None:
+        if served.trace < count:
+            served.input_tokens = served.output_tokens = None
+
+    return change
 
 
 class TestWindows:
@@ -168,6 +182,24 @@ class TestWindows:
             served.output_tokens = served.chunks = 1 if served.trace else 11
 
         assert len(window(change=one_token).samples["tpot_seconds"]) == 1
+
+    def test_tokens_that_came_at_once_have_no_time_per_token(self) -> None:
+        """Neither 0 nor the time to the stream's end; they keep each limit of it, and are told."""
+
+        def at_once(served: Served) -> None:
+            served.arrivals = 1 if served.trace < 100 else 11
+
+        found = window(change=at_once, tpot=0.09)
+        assert list(found.samples["tpot_seconds"]) == [pytest.approx(0.1)] * 300
+        assert (found.at_once, found.good) == (100, 100)
+
+    @pytest.mark.parametrize(("of", "counted"), [(5, False), (5, True), (400, True)])
+    def test_chunks_are_not_counted_among_tokens(self, of: int, counted: bool) -> None:
+        """A server that told its counts, then or at first, tells them of 99 of 100 answers."""
+        assert window(change=_untold(4), counted=counted).valid
+        ((code, text),) = window(change=_untold(of), counted=counted).faults
+        assert code == "wrong_data"
+        assert text == f"{of} of 400 answers lack the token count that others have"
 
     @pytest.mark.parametrize(
         ("count", "over", "errors", "meets"),
@@ -247,6 +279,15 @@ class TestWindows:
         kept = list(collected.gaps)
         assert serving_windows.MOST_GAPS / 2 <= len(kept) <= serving_windows.MOST_GAPS
         assert {b - a for a, b in itertools.pairwise(kept)} == {4.0}
+
+
+def test_a_load_without_a_window_that_may_be_used_has_no_numbers() -> None:
+    """Its neighbours in the ladder have; if none has any, all of them are kept as not valid."""
+    good, late = window(), window(health=Health(0.03, 0.1, 0.3))
+    windows = [dataclasses.replace(w, load=n) for n, w in enumerate((good, late, late), 1)]
+    for given, loads in ((windows, {1}), (windows[1:], {2, 3})):
+        found = list(level_readings(given, GpuMeter([]), ladder=True))
+        assert {r.point["concurrency"] for r in found} == loads
 
 
 def closed_server(slots: int, noise: random.Random) -> Callable[[float], Seen]:
@@ -460,7 +501,10 @@ kind: topobench/v1
 probes: [{serving: {mode: ladder, ladder: [1, 4, 8], limit: 200ms, rate: 0.5}}]
 bindings: [none, local]
 servers:
-  mine: {url: "https://10.9.0.20:8000/v1/", key_env: MY_API_KEY, body: {top_k: 1, user: "7"}}
+  mine:
+    url: "https://10.9.0.20:8000/v1/"
+    key_env: MY_API_KEY
+    body: {top_k: 1, user: "7", seed: null}
   engine:
     argv: [serve, --port, "{port}", --block, "{block}", --seqs, "{seqs}"]
     grid: {block: [16, 32], seqs: [64, 256]}
@@ -481,7 +525,7 @@ class TestConfig:
         found = load(tmp_path, SERVERS)
         mine, engine = found.servers
         assert (mine.url, mine.key_env) == ("https://10.9.0.20:8000", "MY_API_KEY")
-        assert dict(mine.body) == {"top_k": 1, "user": "7"}
+        assert dict(mine.body) == {"top_k": 1, "user": "7", "seed": None}
         assert dict(engine.grid) == {"block": ("16", "32"), "seqs": ("64", "256")}
         assert (engine.gpus, engine.start_seconds, engine.timeout_seconds) == ("all", 90.0, 600.0)
         assert load(tmp_path, config.to_yaml(found)) == found
@@ -540,6 +584,20 @@ class TestConfig:
             load(tmp_path, SERVERS.replace(wrong, right, 1))
         assert said in str(error.value)
 
+    def test_a_started_server_is_given_up_after_ten_times_its_start(self, tmp_path: Path) -> None:
+        engine = load(tmp_path, SERVERS.replace("start: 90s", "start: 5s")).servers[1]
+        assert (engine.start_seconds, engine.timeout_seconds) == (5.0, 50.0)
+
+    def test_a_key_comes_from_where_the_command_is_called(self, tmp_path: Path) -> None:
+        """The section env wins; other variables stay out, and the value is shown nowhere."""
+        file, environ = tmp_path / "cluster.yaml", {"MY_API_KEY": "sk-4711", "OTHER_KEY": "sk-0815"}
+        file.write_text(SERVERS)
+        found = config.load(file, environ=environ)
+        assert dict(found.env) == {"MY_API_KEY": "sk-4711"}
+        assert "sk-" not in config.to_yaml(found)
+        file.write_text(SERVERS + "env: {MY_API_KEY: sk-file}\n")
+        assert dict(config.load(file, environ=environ).env) == {"MY_API_KEY": "sk-file"}
+
     def test_without_a_server_there_is_nothing_to_load(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="describe one under servers:"):
             load(tmp_path, "kind: topobench/v1\n", probes="serving")
@@ -566,3 +624,9 @@ class TestConfig:
         ladder = Serving(mode="ladder", ladder="1 2 4", windows=2, window=10.0, ramp=1.0)
         assert ladder.estimated_seconds() == 2 + 3 * 21
         assert Serving(mode="search").estimated_seconds() == 652.0
+
+    def test_the_estimate_of_a_rate_counts_the_requests_of_a_window(self) -> None:
+        slow = {"arrivals": "poisson", "ramp": 0.0}
+        assert Serving(rate=4.0, **slow).estimated_seconds() == 2 + 75
+        assert Serving(rate=0.5, **slow).estimated_seconds() == 2 + 300
+        assert Serving(rate=100.0, **slow).estimated_seconds() == 2 + 60

@@ -18,9 +18,9 @@ TARGET = Target("http://127.0.0.1:1", "m", key=KEY)
 TOKEN = b'data: {"choices": [{"text": " a"}]}\n\n'
 
 
-def read(*pieces: bytes) -> Served:
-    """A request for two tokens whose answer came in those pieces, checked."""
-    served = Served(1, 0.0, 0.0, 16, 2)
+def read(*pieces: bytes, wanted: int = 2) -> Served:
+    """A request for so many tokens whose answer came in those pieces, checked."""
+    served = Served(1, 0.0, 0.0, 16, wanted)
     stream = Stream(served, TARGET.mask, lambda _: None)
     stream.begin(200, "text/event-stream")
     for number, piece in enumerate(pieces):
@@ -61,6 +61,33 @@ def test_no_more_of_a_prompt_comes_from_a_cache_than_it_has() -> None:
     assert read(TOKEN, usage(prompt_tokens_details='{"cached_tokens": null}')).cached is None
     with pytest.raises(RequestFailed, match="prompt_tokens"):
         read(TOKEN, usage(prompt_tokens_details=details % 17))
+
+
+@pytest.mark.parametrize("name", ["content", "reasoning_content", "refusal", "tool_calls"])
+def test_each_kind_of_answer_counts_and_none_does_not(name: str) -> None:
+    """The role, and a text that is empty or null, are no token."""
+    told = '[{"index": 0}]' if name == "tool_calls" else '"a"'
+    begin = ('"role": "assistant"', f'"{name}": null', f'"{name}": ""', f'"{name}": {told}')
+    events = [f'data: {{"choices": [{{"delta": {{{d}}}}}]}}\n\n'.encode() for d in begin]
+    found = read(*events, usage())
+    assert (found.chunks, found.first, found.arrivals) == (1, 3.0, 1)
+
+
+def test_a_single_token_may_have_no_text() -> None:
+    """Half a letter: it came when the answer was finished. Of more tokens that is not known."""
+    finished = b'data: {"choices": [{"text": "", "finish_reason": "length"}]}\n\n'
+    found = read(b": wait\n\n", finished, usage(completion_tokens="1"), wanted=1)
+    assert (found.first, found.ended, found.output_tokens) == (1.0, 2.0, 1)
+    for wanted, told in ((2, "2"), (1, "0")):
+        with pytest.raises(RequestFailed, match="holds no text"):
+            read(finished, usage(completion_tokens=told), wanted=wanted)
+
+
+@pytest.mark.parametrize("error", [b'{"error": "full"}', b'{"object": "error", "message": "full"}'])
+def test_an_error_within_a_stream_is_the_servers(error: bytes) -> None:
+    with pytest.raises(RequestFailed, match="full") as told:
+        read(TOKEN, b"data: " + error + b"\n\ndata: [DONE]\n\n")
+    assert told.value.kind == "server_error"
 
 
 @pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 100_000, b"5", b'{"choices": 5}'])

@@ -20,7 +20,7 @@ from topobench.config_fields import (
 )
 from topobench.masking import mask_urls
 from topobench.reading import Scalar
-from topobench.server_definition import PORT, PROBE, Server
+from topobench.server_definition import PORT, PROBE, TIMEOUT_SECONDS, Server
 from topobench.user_command import GPUS
 from topobench.yaml_strict import Node, Text
 
@@ -29,6 +29,8 @@ _SET_HERE = ("arguments", "digest", "gpus", "server_definition")
 _KEY_NAME = re.compile(r"KEY|TOKEN|SECRET", re.IGNORECASE)
 _URL = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
 _WORD = re.compile(r"[a-z][a-z0-9_]*")
+_MOST_STARTS = 10.0
+"""A worker has ten times its estimate, in which the usual start is."""
 
 
 def servers(fields: Fields, node: Node, key: str) -> tuple[Server, ...]:
@@ -43,7 +45,10 @@ def servers(fields: Fields, node: Node, key: str) -> tuple[Server, ...]:
             continue
         before = len(fields.mistakes)
         values = fields.section(fields.table(entry.value, name), _PARSERS, f"{name}.")
-        made = Server(name=entry.key, **{_FIELDS.get(k, k): v for k, v in values.items()})
+        given = {_FIELDS.get(k, k): v for k, v in values.items()}
+        if "start" in values and "timeout" not in values:
+            given["timeout_seconds"] = min(TIMEOUT_SECONDS, _MOST_STARTS * values["start"])
+        made = Server(name=entry.key, **given)
         if len(fields.mistakes) == before:
             for what in _faults(made, values):
                 fields.wrong(entry.where, name, what)
@@ -70,6 +75,12 @@ def to_yaml(server: Server) -> dict[str, Any]:
         "timeout": f"{server.timeout_seconds!r}s" if started else None,
     }
     return {k: v for k, v in shown.items() if v not in (None, [], {})}
+
+
+def keys(known: Iterable[Server], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of API keys, by name, that an environment holds."""
+    names = {s.key_env for s in known if s.key_env}
+    return {name: environ[name] for name in sorted(names & set(environ))}
 
 
 def chosen(
@@ -135,7 +146,7 @@ def _faults(server: Server, values: Mapping[str, Any]) -> Iterator[str]:
         for name in server.grid:
             if not any(f"{{{name}}}" in word for word in server.argv):
                 yield f"grid.{name}: {{{name}}} stands nowhere in argv"
-        if server.timeout_seconds > 10 * server.start_seconds:
+        if server.timeout_seconds > _MOST_STARTS * server.start_seconds:
             yield "timeout is above 10 times start; say how long it usually takes to be ready"
     else:
         only = sorted(set(values) & {"grid", "version", "env", "folder", "gpus", "start"})
@@ -177,12 +188,18 @@ def _grid(fields: Fields, node: Node, key: str) -> dict[str, tuple[str, ...]]:
 
 
 def _body(fields: Fields, node: Node, key: str) -> dict[str, Scalar]:
-    """Fields of a request: numbers and truth values as YAML reads them; quoted ones are text."""
+    """
+    Fields of a request: numbers and truth values as YAML reads them; quoted ones are text.
+
+    Null leaves out a field that requests have without it.
+    """
     found: dict[str, Scalar] = {}
     for entry in fields.table(node, key):
         value = entry.value
-        if not isinstance(value, Text) or value.is_null:
+        if not isinstance(value, Text):
             fields.wrong(entry.where, f"{key}.{entry.key}", "expected one value")
+        elif value.is_null:
+            found[entry.key] = None
         elif _KEY_NAME.search(entry.key) and not entry.key.endswith("tokens"):
             what = "looks like a secret, which would be stored; name its variable by key_env"
             fields.wrong(entry.where, f"{key}.{entry.key}", what)

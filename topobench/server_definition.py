@@ -20,6 +20,7 @@ from topobench.reading import Scalar, to_json
 PROBE = "serving"
 PORT, HOST = "{port}", "127.0.0.1"
 """What stands for the port in the arguments of a server that is started; where it listens."""
+TIMEOUT_SECONDS = 600.0
 DIGEST_LETTERS = 12
 
 
@@ -56,7 +57,7 @@ class Server:
     ca_file: str | None = None
     gpus: str = "none"
     start_seconds: float = 60.0
-    timeout_seconds: float = 600.0
+    timeout_seconds: float = TIMEOUT_SECONDS
 
     @property
     def text(self) -> str:

@@ -293,14 +293,22 @@ class Serving:
         serving_checks.refuse(result)
 
     def estimated_seconds(self) -> float:
-        """The server's start, and every window with its ramp."""
+        """
+        The server's start, and every window with its ramp.
+
+        A closed loop may take longer, to :attr:`most_window`: how quick a server is nobody knows.
+        """
         start = 2.0
         if self.server_definition is not None:
             server = Server.from_text(self.server_definition)
             start += server.start_seconds if server.argv else 0.0
         if self.mode == "search":
             return start + SEARCH_WINDOWS * (self.ramp + self.window)
-        return start + len(_loads(self)) * (self.ramp + self.windows * self.window)
+        lengths = [self.window] * len(_loads(self))
+        if self.arrivals != "closed":
+            lengths = [max(self.window, self.requests / rate) for rate in _loads(self)]
+        most = self.most_window
+        return start + sum(self.ramp + self.windows * min(length, most) for length in lengths)
 
     async def _session(self, server: Server, found: Running, deadline: float) -> Result:
         target = Target(

@@ -19,6 +19,9 @@ EXACT_SHARE = 0.99
 def warnings(result: Result) -> Iterator[str]:
     """What does not spoil the numbers but must be known beside them."""
     windows = result.windows
+    if result.told["tokens_from"] == "chunks":
+        text = "the server counts no tokens; chunks with text are counted, which may hold several"
+        yield f"tokens_not_told: {text}"
     for window in windows:
         if any(w.valid for w in windows):
             yield from (f"{code}: a window is not valid: {text}" for code, text in window.faults)
@@ -29,6 +32,9 @@ def warnings(result: Result) -> Iterator[str]:
             if share is not None and share < EXACT_SHARE:
                 text = f"{share:.1%} of the {what} have as many tokens as asked for"
                 yield f"{what}_not_exact: {text}"
+        if window.at_once > (1 - EXACT_SHARE) * window.answered:
+            text = f"{window.at_once} of {window.answered} answers of several tokens came at once"
+            yield f"tokens_at_once: {text}, so they have no TPOT; does a proxy keep them back?"
 
 
 def refuse(result: Result) -> None:

@@ -25,6 +25,7 @@ from topobench.probes.serving_windows import Served
 from topobench.reading import ReasonCode, Scalar
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+REDIRECTS = "it leads to another address, which is not followed; name that one (curl -I shows it)"
 _FACT_BYTES = 4 << 20
 _LARGEST_CA_FILE = 16 << 20
 _UNPRINTED = re.compile(r"[\x00-\x1f\x7f]")
@@ -42,7 +43,8 @@ class Target:
         base: Address up to the path before ``/v1``.
         api: ``completions`` or ``chat``.
         key: API key; it is in no message, no record and no repr.
-        body: Further fields of every request.
+        body: Further fields of every request; None leaves one of ours out.
+        length_field: Names the most tokens of an answer.
         timeout_seconds: Of one request, to its last token.
     """
 
@@ -52,6 +54,7 @@ class Target:
     key: str | None = field(default=None, repr=False)
     body: Mapping[str, Scalar] = field(default_factory=dict)
     ca_file: str | None = None
+    length_field: str = "max_tokens"
     timeout_seconds: float = 60.0
 
     def mask(self, text: str) -> str:
@@ -90,17 +93,23 @@ class Client:
         self._count = 0
         head = _head("POST", PATHS[target.api], pool.address, target)
         self._head = f"{head}Content-Type: application/json\r\ntraceparent: 00-{self.traces:016x}"
-        self._before, self._after = _WRAPPED[target.api]
+        before, after = _WRAPPED[target.api]
+        self._before, self._after = before, f'{after}"{target.length_field}":'
         self._tail = _tail(target)
 
     def asking(
-        self, *, model: str | None = None, body: Mapping[str, Scalar] | None = None
+        self,
+        *,
+        model: str | None = None,
+        body: Mapping[str, Scalar] | None = None,
+        length_field: str | None = None,
     ) -> Client:
-        """The same connections, asking for another model, or with more fields in the body."""
+        """The same connections, asking for another model, or in another form."""
         target = replace(
             self.target,
             model=model or self.target.model,
             body={**(body or {}), **self.target.body},
+            length_field=length_field or self.target.length_field,
         )
         return Client(self._pool, target)
 
@@ -145,7 +154,7 @@ class Client:
 
     async def _exchange(self, served: Served, prompt: str, gap: Callable[[float], None]) -> None:
         number, wanted = served.trace, served.wanted_output
-        body = f'{self._before}{prompt}{self._after}"max_tokens":{wanted}{self._tail}'.encode()
+        body = f"{self._before}{prompt}{self._after}{wanted}{self._tail}".encode()
         head = f"{self._head}{number:016x}-{number:016x}-01\r\nContent-Length: {len(body)}\r\n\r\n"
         stream = Stream(served, self.target.mask, gap)
         served.sent = clock()
@@ -295,5 +304,9 @@ def _refused(error: RequestFailed, target: Target) -> ProbeError:
         return ProbeError(ReasonCode.WRONG_MODEL, text)
     if error.kind.startswith("http_"):
         status = error.kind.removeprefix("http_")
+        if status.startswith("3"):
+            return ProbeError(
+                ReasonCode.ENDPOINT_REFUSED, f"{where} answered {status}: {REDIRECTS}"
+            )
         return ProbeError(ReasonCode.ENDPOINT_REFUSED, f"{where} answered {status}: {error}")
     return ProbeError(ReasonCode.WRONG_DATA, f"the answer of {where} is {error.kind}: {error}")

@@ -277,6 +277,7 @@ class Level:
             open_loop=shape.open_loop,
             started_at=cut.started_at,
             unique=shape.reuse == 0,
+            counted=shape.scale.known,
             facts=cut.facts,
             given_up=self.given_up,
         )

@@ -26,15 +26,15 @@ def level_readings(
     windows: Sequence[Window], meter: GpuMeter, *, ladder: bool
 ) -> Iterator[Reading]:
     """
-    What was measured at each load, of the windows that may be used; of all, if none may.
+    What was measured at each load, of the windows that may be used; of all, if none may at all.
 
     Args:
         ladder: There are several loads: each is a point.
     """
+    usable = [w for w in windows if w.valid] or windows
     loads = dict.fromkeys((w.load, w.open_loop) for w in windows)
     for load, open_loop in loads:
-        own = [w for w in windows if w.load == load and w.answered]
-        used = [w for w in own if w.valid] or own
+        used = [w for w in usable if w.load == load and w.answered]
         point: dict[str, Scalar] = {}
         if ladder:
             point = {"rate_requests_per_second": load} if open_loop else {"concurrency": int(load)}
@@ -154,6 +154,7 @@ def _document(number: int, window: Window, meter: GpuMeter, result: Result) -> d
         },
         "exact_prompts_ratio": window.exact_ratio,
         "whole_answers_ratio": window.whole_ratio,
+        "at_once": window.at_once,
         "latencies": {
             m.name: percentiles(window.samples[m.name])
             for m in _LATENCIES

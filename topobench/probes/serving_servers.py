@@ -23,7 +23,7 @@ from typing import Any
 
 from topobench.errors import ProbeError, ProbeUnavailable
 from topobench.probes import foreign
-from topobench.probes.serving_client import Client
+from topobench.probes.serving_client import REDIRECTS, Client
 from topobench.reading import ReasonCode
 from topobench.server_definition import HOST, Server
 
@@ -97,7 +97,7 @@ async def ready(client: Client, server: Server, found: Running) -> list[str]:
     ready when it answers at all, and gives none.
 
     Raises:
-        ProbeError: ``crashed``, ``deadline``, ``endpoint_refused``.
+        ProbeError: ``crashed``, ``deadline``, ``endpoint_refused``, ``wrong_model``.
         Exception: What the connection raised, of a server that was not started here.
     """
     until = time.monotonic() + server.timeout_seconds
@@ -113,12 +113,27 @@ async def ready(client: Client, server: Server, found: Running) -> list[str]:
             hint = f"the variable {server.key_env}" if server.key_env else "key_env"
             said = f"{client.target.base} answered {status}: look at {hint} of this server"
             raise ProbeError(ReasonCode.ENDPOINT_REFUSED, said)
+        if status == 200:
+            return _models(text, server.model)
         if status < 500 or found.process is None:
-            return _models(text, server.model) if status == 200 else []
+            if server.model is None:
+                raise _unlisted(client.target.base, status)
+            return []
         if time.monotonic() > until:
             text = f"{server.name} was not ready after {server.timeout_seconds:g} s"
             raise ProbeError(ReasonCode.DEADLINE, text)
         await asyncio.sleep(_POLL_SECONDS)
+
+
+def _unlisted(base: str, status: int) -> ProbeError:
+    """Why a server that gave no list of models, and whose model is not known, cannot be asked."""
+    said = f"{base} answered {status} when asked for its models"
+    if 300 <= status < 400:
+        return ProbeError(ReasonCode.ENDPOINT_REFUSED, f"{said}: {REDIRECTS}")
+    if status == 429 or status >= 500:
+        return ProbeError(ReasonCode.ENDPOINT_REFUSED, f"{said}: is it ready, and not too busy?")
+    text = f"{said}: is that the address before /v1? If it has no such list, name one by model:"
+    return ProbeError(ReasonCode.WRONG_MODEL, text)
 
 
 def model_of(server: Server, listed: list[str]) -> str:
@@ -163,7 +178,10 @@ def key_of(server: Server) -> str | None:
         return None
     key = os.environ.get(server.key_env)
     if not key:
-        text = f"the variable {server.key_env} is not set for workers; pass it by the section env:"
+        text = (
+            f"the variable {server.key_env} is not set for workers; set it where topobench probe "
+            "is called, or in the section env:"
+        )
         raise ProbeError(ReasonCode.ENDPOINT_REFUSED, text)
     return key
 

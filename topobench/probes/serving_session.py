@@ -22,6 +22,8 @@ MEASURE = "measure"
 _SMALL, _LARGE = 24, 88
 """Units of the two prompts by which it is learned how a server counts."""
 _FIRST_TOKENS = 4
+_NEW_LENGTH = "max_completion_tokens"
+"""Some chat servers take it in place of ``max_tokens``, and name it as they refuse that."""
 _REFUSALS = frozenset({"http_400", "http_415", "http_422", "http_501"})
 """Of a form of request that a server does not take."""
 
@@ -167,6 +169,18 @@ async def _agree(job: Job, client: Client) -> tuple[Client, bool, Scale]:
     forms += [(as_ids, False) for as_ids, _ in forms]
     if not job.ignore_eos:
         forms = forms[len(forms) // 2 :]
+    try:
+        return await _first_taken(job, client, forms)
+    except RequestFailed as error:
+        if client.target.api != "chat" or _NEW_LENGTH not in str(error):
+            raise
+    return await _first_taken(job, client.asking(length_field=_NEW_LENGTH), forms)
+
+
+async def _first_taken(
+    job: Job, client: Client, forms: Sequence[tuple[bool, bool]]
+) -> tuple[Client, bool, Scale]:
+    """Of forms of a request, each whether it has token ids and whether it ignores ends."""
     refused: RequestFailed | None = None
     for as_ids, ignore_eos in forms:
         asking = client.asking(body={"ignore_eos": True} if ignore_eos else {})

@@ -14,6 +14,7 @@ _LONGEST_ERROR = 300
 _LONGEST_MALFORMED = 100
 _ENDLESS_FACTOR, _ENDLESS_MORE = 4, 64
 """More chunks than so many times the tokens asked for, and some: the stream has no end."""
+_SAID = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls")
 _MOST_TOKENS = 1 << 30
 """Of a prompt or an answer; no server has counted as many."""
 
@@ -70,8 +71,11 @@ class Stream:
             else:
                 served.first = now
             self._last = now
+            served.arrivals += 1
             if served.chunks > self._most:
                 raise RequestFailed("endless", f"more than {self._most} chunks")
+        elif self._finished and served.wanted_output == 1 and not served.first:
+            served.first = now  # half a letter is a token without text
         if self._done:
             served.ended = now
         return self._done
@@ -94,7 +98,8 @@ class Stream:
             event, end = _decoded(said := str(payload, "utf-8"))
             if end != len(said):
                 raise ValueError("more follows")
-            if (error := event.get("error")) is not None:
+            error = event if event.get("object") == "error" else event.get("error")
+            if error is not None:
                 raise RequestFailed("server_error", self._shown(str(error)))
             for choice in event.get("choices") or ():
                 delta = choice.get("delta")
@@ -133,17 +138,17 @@ class Stream:
             raise RequestFailed(f"http_{self._refused}", self._shown(text))
         if not (self._done or self._finished):
             raise RequestFailed("incomplete", "the stream broke off")
-        if not served.chunks:
-            raise RequestFailed("no_tokens", "the answer holds no text")
         told = served.output_tokens
+        if not served.chunks and not (served.first and told == 1):
+            raise RequestFailed("no_tokens", "the answer holds no text")
         if told is not None and not served.chunks <= told <= served.wanted_output + 1:
             text = f"{told} tokens told, {served.chunks} chunks came, {served.wanted_output} asked"
             raise RequestFailed("wrong_usage", text)
 
 
 def _said(delta: Mapping[str, Any]) -> Any:
-    """The text of a chat delta; reasoning is text that the user waits for too."""
-    return delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
+    """What a chat delta holds of the answer; reasoning is waited for, too, as are calls."""
+    return next((told for name in _SAID if (told := delta.get(name))), None)
 
 
 def _count(value: Any, least: int, most: int) -> int:

@@ -12,7 +12,7 @@ import operator
 import statistics
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,7 @@ class Served:
         chunks: Chunks that held text.
         error: Class of what went wrong; None if nothing did.
         cached: Prompt tokens that came out of a cache, as the server says.
+        arrivals: Times at which chunks with text came; those of one packet came at once.
     """
 
     trace: int
@@ -59,9 +60,10 @@ class Served:
     output_tokens: int | None = None
     cached: int | None = None
     error: str | None = None
+    arrivals: int = 0
 
 
-_COLUMNS = ("due", "sent", "first", "ended", "input_tokens", "output_tokens", "trace")
+_COLUMNS = ("due", "sent", "first", "ended", "input_tokens", "output_tokens", "arrivals", "trace")
 
 
 class Collected:
@@ -92,6 +94,17 @@ class Collected:
         """Requests that ended."""
         return self.answered + self.errors.total()
 
+    @property
+    def spread(self) -> list[bool]:
+        """Of each answer, whether it has several tokens that did not all come at once."""
+        counts, arrivals = self.columns["output_tokens"], self.columns["arrivals"]
+        return [n > 1 and times > 1 for n, times in zip(counts, arrivals, strict=True)]
+
+    @property
+    def at_once(self) -> int:
+        """Answers whose several tokens came at once."""
+        return sum(n > 1 for n in self.columns["output_tokens"]) - sum(self.spread)
+
     def gap(self, seconds: float) -> None:
         """Keep a gap between two arrivals of tokens."""
         if self.gap_count % self._gap_stride == 0:
@@ -111,6 +124,7 @@ class Collected:
             *(served.due - self.began, served.sent, served.first, served.ended),
             served.wanted_input if served.input_tokens is None else served.input_tokens,
             served.chunks if tokens is None else tokens,
+            served.arrivals,
             served.trace,
         )
         for name, value in zip(_COLUMNS, values, strict=True):
@@ -207,6 +221,7 @@ class Window:
         slowest: (trace, e2e seconds, seconds from the start) of the slowest hundredth.
         exact_ratio: Share of prompts whose tokens are as many as asked; None if not told.
         whole_ratio: Share of answers of the length asked for; None likewise.
+        at_once: Answers of several tokens that all came at once.
         span: Its start and end by the clock of this process.
     """
 
@@ -231,6 +246,7 @@ class Window:
     slowest: tuple[tuple[int, float, float], ...] = ()
     exact_ratio: float | None = None
     whole_ratio: float | None = None
+    at_once: int = 0
     span: tuple[float, float] = (0.0, 0.0)
     given_up: bool = False
 
@@ -287,6 +303,7 @@ def judge(
     open_loop: bool,
     started_at: str,
     unique: bool,
+    counted: bool = False,
     facts: Mapping[str, Any],
     given_up: bool = False,
 ) -> Window:
@@ -295,6 +312,7 @@ def judge(
 
     Args:
         unique: No prompt was sent twice, so that no prefix cache may have helped.
+        counted: The server counted tokens when it was met.
         given_up: The load was let go before its time: more was in flight than any server takes.
     """
     samples = _samples(collected, open_loop=open_loop)
@@ -317,14 +335,18 @@ def judge(
         health=health,
         samples=samples,
         gaps=collected.gaps,
-        good=_good(samples, limits, open_loop=open_loop),
+        good=_good(samples, collected.spread, limits, open_loop=open_loop),
         limits=limits,
-        faults=tuple(_faults(collected, flow, health, limits, facts, unique=unique)),
+        faults=(
+            *_unsteady(flow, health, limits),
+            *_wrong(collected, facts, unique=unique, counted=counted),
+        ),
         facts=facts,
         slowest=_slowest(collected),
         given_up=given_up,
         exact_ratio=collected.exact / collected.reported if collected.reported else None,
         whole_ratio=collected.whole / collected.reported if collected.reported else None,
+        at_once=collected.at_once,
     )
 
 
@@ -349,7 +371,8 @@ def _samples(collected: Collected, *, open_loop: bool) -> dict[str, Sequence[flo
     c = collected.columns
     due = array("d", (at + collected.began for at in c["due"]))
     sent, first, ended, tokens = c["sent"], c["first"], c["ended"], c["output_tokens"]
-    per_token = ((e - f) / (n - 1) for f, e, n in zip(first, ended, tokens, strict=True) if n > 1)
+    answers = zip(first, ended, tokens, collected.spread, strict=True)
+    per_token = ((e - f) / (n - 1) for f, e, n, spread in answers if spread)
     found: dict[str, Sequence[float]] = {
         metrics.TTFT.name: _between(sent, first),
         metrics.E2E.name: _between(sent, ended),
@@ -371,41 +394,37 @@ def _between(start: Sequence[float], end: Sequence[float]) -> array[float]:
     return array("d", map(operator.sub, end, start))
 
 
-def _good(samples: Mapping[str, Sequence[float]], limits: Limits, *, open_loop: bool) -> int:
-    """Answered requests within every limit; a single token has no TPOT and keeps its limit."""
+def _good(
+    samples: Mapping[str, Sequence[float]],
+    spread: Sequence[bool],
+    limits: Limits,
+    *,
+    open_loop: bool,
+) -> int:
+    """Answered requests within every limit; one without a TPOT keeps the limit of it."""
     suffix = "_from_schedule_seconds" if open_loop else "_seconds"
-    counts = samples[metrics.OUTPUT_COUNT.name]
-    good = [True] * len(counts)
+    good = [True] * len(spread)
     for name, bound in limits.goodput.items():
         if name == "tpot":
             told = iter(samples[metrics.TPOT.name])
-            values = [next(told) if n > 1 else 0.0 for n in counts]
+            values = [next(told) if has else 0.0 for has in spread]
         else:
             values = list(samples[f"{name}{suffix}"])
         good = [g and v <= bound for g, v in zip(good, values, strict=True)]
     return sum(good)
 
 
-def _faults(
-    collected: Collected,
-    flow: Flow,
-    health: Health,
-    limits: Limits,
-    facts: Mapping[str, Any],
-    *,
-    unique: bool,
-) -> list[tuple[ReasonCode, str]]:
-    """Why its numbers must not be used."""
-    found = []
+def _unsteady(flow: Flow, health: Health, limits: Limits) -> Iterator[tuple[ReasonCode, str]]:
+    """Why its times must not be used: this client, or the load."""
     if health.lag_seconds > limits.lag:
         text = (
             f"the client's event loop woke up to {health.lag_seconds * 1e3:.1f} ms late (P99; "
             f"allowed are {limits.lag * 1e3:.1f} ms): its own work would be in the numbers"
         )
-        found.append((ReasonCode.CLIENT_OVERLOADED, text))
+        yield ReasonCode.CLIENT_OVERLOADED, text
     if health.cpu_ratio > CPU_LIMIT:
         text = f"the client used {health.cpu_ratio:.0%} of a CPU; offer less, or free CPUs for it"
-        found.append((ReasonCode.CLIENT_OVERLOADED, text))
+        yield ReasonCode.CLIENT_OVERLOADED, text
     ratio = flow.little_ratio
     if ratio is None or abs(ratio - 1) > LITTLE_TOLERANCE:
         told = "nothing was in flight" if ratio is None else f"rate x time is {ratio:.1%} of that"
@@ -413,18 +432,27 @@ def _faults(
             f"Little's law does not hold: {flow.in_flight:.2f} requests were in flight, {told}; "
             "the load was not steady, take longer windows"
         )
-        found.append((ReasonCode.UNSTEADY, text))
+        yield ReasonCode.UNSTEADY, text
+
+
+def _wrong(
+    collected: Collected, facts: Mapping[str, Any], *, unique: bool, counted: bool
+) -> Iterator[tuple[ReasonCode, str]]:
+    """Why its counts of tokens must not be used."""
     hits = _hit_share(collected, facts)
     if unique and hits is not None and hits > HIT_LIMIT:
         text = (
             f"{hits:.1%} of the prompt tokens came from a prefix cache, though none was sent twice"
         )
-        found.append((ReasonCode.WRONG_DATA, text))
+        yield ReasonCode.WRONG_DATA, text
     wrong = collected.errors["wrong_usage"]
     if wrong > WRONG_USAGE_LIMIT * max(1, collected.finished):
         text = f"in {wrong} of {collected.finished} answers the token count cannot be"
-        found.append((ReasonCode.WRONG_DATA, text))
-    return found
+        yield ReasonCode.WRONG_DATA, text
+    untold = collected.answered - collected.reported
+    if (counted or collected.reported) and untold > WRONG_USAGE_LIMIT * collected.answered:
+        text = f"{untold} of {collected.answered} answers lack the token count that others have"
+        yield ReasonCode.WRONG_DATA, text
 
 
 def _hit_share(collected: Collected, facts: Mapping[str, Any]) -> float | None:
