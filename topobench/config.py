@@ -251,6 +251,11 @@ def _merged(
     where = "--probes" if overrides.probes is not None else str(path or "probes")
     probes = config_commands.chosen(probes, given.get("commands", ()), where, fields)
     probes = config_servers.chosen(probes, given.get("servers", ()), where, fields)
+    api_keys = config_servers.keys(
+        given.get("servers", ()), os.environ if environ is None else environ
+    )
+    if api_keys:
+        given["env"] = {**api_keys, **given.get("env", {})}
     _check_name(path, given, fields)
     if fields.mistakes:
         raise ConfigError(fields.mistakes)
