@@ -77,6 +77,17 @@ def test_every_stage_and_module_has_its_reading() -> None:
     assert value("relative_error_ratio") < 1e-5
 
 
+def test_stages_that_nobody_can_tell_are_absent_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of eager passes of more kernels than a GPU's queue takes behind a spin."""
+    monkeypatch.setattr(Cpus, "stages", lambda *_: None)
+    listener = Listener()
+    readings = measure(Prefill(shape="tiny-slice1", sequence=64), listener.context())
+    assert "stage_seconds" not in {r.metric for r in readings}
+    assert listener.notes["stages"] == "not measured: launching outlasted every spin"
+
+
 def test_memory_is_told_and_what_a_cpu_does_not_count_is_absent() -> None:
     found, listener = measured()
     assert value("kv_token_bytes") == 2 * 2 * 2 * 32 * 4

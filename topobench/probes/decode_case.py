@@ -65,7 +65,10 @@ class Case(Passes[Decoder]):
         yield from self.compiled()
         yield from self.whole(timing.figures)
         yield from self.launching()
-        for stage, seconds in self.stages(mode).items():
+        stages = self.stages(mode)
+        if not stages:
+            self.context.note("stages", common.unstaged(mode))
+        for stage, seconds in stages.items():
             yield common.several(common.STAGE, tuple(seconds), stage=stage)
         yield from self.kernels()
 

@@ -50,6 +50,13 @@ MESSAGE = Metric("all_reduce_bytes", Better.NEITHER, "what each all-reduce of a 
 MESSAGES = Metric("all_reduce_count", Better.NEITHER, "all-reduces of a pass")
 
 
+def unstaged(mode: str) -> str:
+    """Why a pass in a mode has no times of stages, where it has none."""
+    if mode == "compile":
+        return "not measured: compiled kernels cross them"
+    return "not measured: launching outlasted every spin"
+
+
 def single(metric: Metric, value: float, **point: Scalar) -> Reading:
     """A reading of one value that no sampling is behind."""
     summary = stats.summarise((value,), stop_reason="fixed")
