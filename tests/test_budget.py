@@ -45,7 +45,7 @@ class TestBudget:
         assert {c.process_no for c in planned(plan.cells)} == {0}
 
     def test_none_and_local_outlive_other_arms(self) -> None:
-        plan = self.plan("15s", probes="host_to_device", devices="0")
+        plan = self.plan("11s", probes="host_to_device", devices="0")
         assert {c.arm.name for c in planned(plan.cells)} <= {"none", "local"}
 
     def test_a_cell_that_is_too_long_by_itself_pushes_out_no_other(self) -> None:
@@ -79,8 +79,8 @@ class TestBudget:
         assert self.left_out(self.plan(f"{seconds * 2:.0f}s", **flags)) == []
 
     def test_what_was_left_out_is_summed_up(self) -> None:
-        (warning,) = self.plan("10m").warnings
-        assert warning.startswith("budget of 10 min: ")
+        (warning,) = self.plan("8m").warnings
+        assert warning.startswith("budget of 8 min: ")
         assert "repeat 4 (" in warning
 
     def test_hosts_work_side_by_side_within_it(self) -> None:

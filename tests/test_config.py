@@ -118,7 +118,17 @@ def test_without_a_file_the_defaults_are_this_host_and_a_sqlite_file() -> None:
     assert (found.processes, found.blocks, found.budget_seconds, found.seed) == (1, 0, None, None)
 
 
-@pytest.mark.parametrize("text", [EXAMPLE, KIND, KIND + "probes: []\nbindings: [none]\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        EXAMPLE,
+        KIND,
+        KIND + "probes: []\nbindings: [none]\n",
+        KIND + "profile: full\n",
+        KIND + "profile: full\none_binding: []\n",
+        KIND + "bindings: [none, local]\none_binding: [prefill]\n",
+    ],
+)
 def test_the_effective_configuration_loads_back_equal(tmp_path: Path, text: str) -> None:
     found = load(tmp_path, text, sets=("host_memory.bytes=3000001",) if text == KIND else ())
     again = tmp_path / "again.yaml"
@@ -285,6 +295,8 @@ class TestMistakes:
             ("seed: -1", "seed: '-1' is negative"),
             ("devices: [0, 0]", "devices: 0 is given twice"),
             ("bindings: [none, none]", "bindings: none is given twice"),
+            ("one_binding: [prefil]", "one_binding: no probe named 'prefil'; accepted are"),
+            ("one_binding: [gemm, gemm]", "one_binding: gemm is given twice"),
             ("bindings: [{name: local, cpus: 0}]", "bindings[0].name: local is built in"),
             ("bindings: [{cpus: 0}]", "bindings[0]: has no name"),
             ("bindings: [{name: x, cpus: a-b}]", "bindings[0].cpus: 'a-b' is no CPU list"),

@@ -25,15 +25,8 @@ from planning import (
     topology,
     without_ids,
 )
-from topobench.plan import (
-    CPU_START_SECONDS,
-    GPU_START_SECONDS,
-    Plan,
-    batches,
-    estimate,
-    make_plan,
-    plan_document,
-)
+from topobench.costs import LOOK_SECONDS, READY_SECONDS
+from topobench.plan import Plan, batches, estimate, make_plan, plan_document
 from topobench.reading import Cell, MemoryPolicy, ReasonCode, Status, to_json
 from topobench.topology import NodeKind
 from topobench.topology import Path as GpuPath
@@ -86,7 +79,7 @@ class TestSmallHost:
 
     def test_the_estimate_is_cells_and_start_ups(self) -> None:
         plan = self.plan()
-        expected = 3 * CPU_START_SECONDS + sum(c.estimated_seconds for c in planned(plan.cells))
+        expected = 3 * READY_SECONDS + sum(c.estimated_seconds for c in planned(plan.cells))
         assert plan.estimated_seconds == pytest.approx(expected)
         assert plan.gpu_hours == 0
 
@@ -234,9 +227,10 @@ class TestGpuHost:
         plan = self.plan()
         assert plan.gpu_hours == pytest.approx(8 * plan.estimated_seconds / 3600)
 
-    def test_gpu_workers_take_longer_to_start(self) -> None:
+    def test_gpu_workers_are_looked_at_between_their_cells(self) -> None:
         cells = self.plan(probes="host_to_device").cells
-        expected = 3 * GPU_START_SECONDS + sum(c.estimated_seconds for c in cells)
+        looks = 8 * LOOK_SECONDS * (len(cells) - 3)
+        expected = 3 * READY_SECONDS + looks + sum(c.estimated_seconds for c in cells)
         assert estimate(cells) == pytest.approx(expected)
 
     def test_ring_arms_are_laid_out_where_orders_differ(self) -> None:

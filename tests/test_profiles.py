@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planning import dual, gpu, host, small
+from planning import dual, gpu, host, planned, small
+from test_device_sets import wired
 from topobench import config
 from topobench.config import Overrides
 from topobench.plan import make_plan
@@ -33,6 +34,27 @@ def test_repeats_and_arms(name: str, processes: int, blocks: int, bindings: list
     profile = config.profiles()[name]
     assert (profile.processes, profile.blocks) == (processes, blocks)
     assert [b.name for b in profile.bindings] == bindings
+
+
+@pytest.mark.parametrize(
+    ("name", "compared"),
+    [
+        ("quick", {"host_to_device", "kernel_launch", "prefill", "all_reduce"}),
+        ("standard", {"host_to_device", "kernel_launch"}),
+        ("full", {"host_to_device", "kernel_launch", "all_reduce"}),
+    ],
+)
+def test_bindings_are_compared_where_they_act(name: str, compared: set[str]) -> None:
+    """The others run under the first one; bindings that the user names are compared for all."""
+    chosen = config.load(None, environ={}, overrides=Overrides(profile=name))
+    arms: dict[str, set[str]] = {}
+    for cell in planned(make_plan(chosen, [host(dual(8))], seed=1).cells):
+        if "cpu_node" not in cell.case.params:
+            arms.setdefault(cell.case.probe, set()).add(cell.arm.binding.name)
+    assert {probe for probe, names in arms.items() if len(names) > 1} == compared
+    assert all("none" in names for names in arms.values())
+    own = config.load(None, environ={}, overrides=Overrides(profile=name, bindings="none,local"))
+    assert own.one_binding == ()
 
 
 def test_blocks_come_in_mirrored_pairs() -> None:
@@ -99,6 +121,18 @@ def test_a_host_of_eight_gpus_is_planned_within_the_goal(profile: str, minutes: 
     chosen = config.load(None, environ={}, overrides=Overrides(profile=profile))
     plan = make_plan(chosen, [host(dual(8))], seed=1)
     assert plan.estimated_seconds + START_SECONDS <= 60 * minutes
+
+
+@pytest.mark.parametrize(("profile", "minutes"), [("quick", 3), ("standard", 20), ("full", 180)])
+def test_eight_gpus_in_pairs_of_nvlink_have_more_sets_and_are_planned_within_it(
+    profile: str, minutes: int
+) -> None:
+    near = {"NV4": [[0, 1], [2, 3], [4, 5], [6, 7]], "NODE": [[0, 1, 2, 3], [4, 5, 6, 7]]}
+    chosen = config.load(None, environ={}, overrides=Overrides(profile=profile))
+    plan = make_plan(chosen, [host(wired(near, "SYS"))], seed=1)
+    assert plan.estimated_seconds + START_SECONDS <= 60 * minutes
+    sets = {c.devices for c in planned(plan.cells) if c.case.params.get("tensor_parallel") == 2}
+    assert len(sets) == (0 if profile == "quick" else 3)
 
 
 @pytest.mark.parametrize("name", ["quick", "standard", "full"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from topobench.config import ProbeChoice
 from topobench.errors import UsageError
@@ -14,8 +14,9 @@ from topobench.reading import Case, ReasonCode, Scalar
 from topobench.selection import GPU_OR_CPU, HostGpus
 from topobench.user_command import Definition
 
-Timed = tuple[Case, float]
-"""A case and about how long it takes, seconds without start-up."""
+TORCH = "torch"
+TORCH_SECONDS = 2.0
+"""To import it, where no GPU is used."""
 GPUS = "gpus"
 """Parameter of a user's command: which GPUs its process sees."""
 AT_ONCE = "at_once"
@@ -24,6 +25,20 @@ SHARING = "tensor_parallel"
 """Parameter of probes that run a model on one GPU, or share it between so many."""
 SHAPE = "shape"
 """Parameter of such probes: the model."""
+
+
+class Timed(NamedTuple):
+    """
+    A case and about how long it takes.
+
+    Args:
+        seconds: In a worker that ran others like it.
+        first_uses: What is made or loaded once in a worker, and the seconds it takes there.
+    """
+
+    case: Case
+    seconds: float
+    first_uses: tuple[tuple[str, float], ...] = ()
 
 
 class Choice:
@@ -145,13 +160,28 @@ class Choice:
 
     def _timed(self, params: dict[str, Scalar]) -> Timed:
         try:
-            seconds = build(self.probe, params).estimated_seconds()
+            return timed(self.probe, params)
         except (TypeError, ValueError) as error:
             raise UsageError(f"{self.probe.name} cannot take {params}: {error}") from error
-        declared = fields_of(self.probe)
-        named = {
-            name: value
-            for name, value in params.items()
-            if not (declared[name].metadata["later"] and value == declared[name].default)
-        }
-        return Case(self.probe.name, self.probe.version, named), seconds
+
+
+def timed(probe: type[Probe], params: Mapping[str, Scalar]) -> Timed:
+    """
+    A case of a probe, and how long it takes.
+
+    Raises:
+        TypeError: It has no such parameter.
+        ValueError: It refuses a value.
+    """
+    made = build(probe, params)
+    declared = fields_of(probe)
+    named = {
+        name: value
+        for name, value in params.items()
+        if not (declared[name].metadata["later"] and value == declared[name].default)
+    }
+    uses: Mapping[str, float] = getattr(made, "first_uses", dict)()
+    if TORCH in probe.needs:
+        uses = {TORCH: TORCH_SECONDS, **uses}
+    case = Case(probe.name, probe.version, named)
+    return Timed(case, made.estimated_seconds(), tuple(uses.items()))

@@ -83,6 +83,7 @@ class Profile:
         processes: Worker processes a case, where no arms are compared.
         blocks: Complete blocks of an arm comparison, every second one the mirror of the
             one before it; 0 runs each arm once.
+        one_binding: Names of probes that run under the first of the bindings alone.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Profile:
     blocks: int
     bindings: tuple[BindingChoice, ...]
     probes: tuple[ProbeChoice, ...]
+    one_binding: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,8 @@ class ClusterConfig:
 
     Args:
         probes: With every listed parameter value; a parameter not listed has its default.
+        one_binding: Names of probes that run under the first binding alone, as the profile has
+            it for its own bindings.
         hosts: Expectations; when there are any, only these hosts are used.
         only_hosts: Names, addresses or keys of the hosts to use; empty for all.
         devices: Selected GPUs (index, UUID or its start, PCI address); empty for all.
@@ -140,6 +144,7 @@ class ClusterConfig:
     blocks: int
     probes: tuple[ProbeChoice, ...]
     bindings: tuple[BindingChoice, ...]
+    one_binding: tuple[str, ...] = ()
     rings: tuple[Ring, ...] = ("auto",)
     env_arms: tuple[EnvArm, ...] = ()
     hosts: tuple[HostExpectation, ...] = ()
@@ -180,6 +185,7 @@ KEYS: Parsers = {
     "devices": config_fields.strings,
     "probes": config_fields.probes,
     "bindings": config_fields.bindings,
+    "one_binding": config_fields.probe_names,
     "rings": config_fields.rings,
     "env_arms": config_fields.env_arms,
     "env": config_fields.environment,
@@ -260,13 +266,15 @@ def _merged(
     if fields.mistakes:
         raise ConfigError(fields.mistakes)
     defaults = {"name": DEFAULT_NAME, "ray": RayConfig(), "store": DEFAULT_STORE}
+    if "bindings" not in given:
+        defaults |= {"bindings": profile.bindings, "one_binding": profile.one_binding}
     return ClusterConfig(
         profile=profile.name,
         processes=profile.processes,
         blocks=profile.blocks,
         probes=probes,
         source=str(path) if path else None,
-        **{**defaults, "bindings": profile.bindings, **given},
+        **{**defaults, **given},
     )
 
 
@@ -290,6 +298,7 @@ def profiles() -> Mapping[str, Profile]:
         "processes": value_of(parse_count),
         "blocks": value_of(parse_count),
         "bindings": config_fields.bindings,
+        "one_binding": config_fields.probe_names,
         "probes": config_fields.probes,
     }
     table = yaml_strict.parse(text, "profiles.yaml", fields.mistakes)
@@ -322,6 +331,7 @@ def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
         "devices": list(config.devices),
         "probes": list(_probes_yaml(config.probes)),
         "bindings": [_binding_yaml(choice) for choice in config.bindings],
+        "one_binding": list(config.one_binding),
         "rings": [ring if isinstance(ring, str) else list(ring) for ring in config.rings],
         "env_arms": [_env_arm_yaml(arm, env) for arm in config.env_arms],
         "env": env(config.env),

@@ -333,6 +333,13 @@ def probes(fields: Fields, node: Node, key: str) -> tuple[ProbeChoice, ...]:
     return fields.unique(found, key)
 
 
+def probe_names(fields: Fields, node: Node, key: str) -> tuple[str, ...]:
+    """Names of probes, each once."""
+    found = [(fields.text(item, name), item.where) for name, item in fields.items(node, key)]
+    known = [(t, where, t) for t, where in found if t and _known_probe(fields, where, key, t)]
+    return fields.unique(known, key)
+
+
 def parameters(fields: Fields, node: Node, key: str, probe: str) -> dict[str, tuple[Scalar, ...]]:
     """Values of a probe's parameters, parsed as the probe declares them."""
     if isinstance(node, Text) and node.is_null:

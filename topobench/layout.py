@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from topobench import env_arms, rings
+from topobench import costs, env_arms, rings
 from topobench.alike import Alike, uuids
 from topobench.bindings import (
     Refusal,
@@ -100,7 +100,7 @@ class _Bench:
 
     @property
     def probes(self) -> tuple[tuple[str, int], ...]:
-        return tuple(dict.fromkeys((case.probe, case.version) for case, _ in self.cases))
+        return tuple(dict.fromkeys((t.case.probe, t.case.version) for t in self.cases))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +121,18 @@ def lay_out(site: Site, host: Host) -> list[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Lays out one host; every method yields cells in the order they will run."""
+    """
+    Lays out one host; every method yields cells in the order they will run.
+
+    Args:
+        known: What each worker will have made or loaded by then (``topobench.costs``).
+    """
 
     site: Site
     host: Host
     gpus: HostGpus
     kind: int
+    known: dict[Hashable, set[str]] = field(default_factory=dict)
 
     def cells(self) -> Iterator[Cell]:
         runnable = []
@@ -166,19 +172,29 @@ class _Layout:
             yield from self._broken(choice)
         benches = [*self._gpu_benches(on_gpu)]
         left = [c for c in choices if c not in on_gpu]
-        yield from self._benches([*benches, *_in_one_process(left, ())])
+        bound = [c for c in left if self._under_all_bindings(c)]
+        benches += _in_one_process(bound, ())
+        for bench in _in_one_process([c for c in left if c not in bound], ()):
+            benches.append(dataclasses.replace(bench, compared=False))
+        yield from self._benches(benches)
+
+    def _under_all_bindings(self, choice: Choice) -> bool:
+        """Whether its bindings are compared."""
+        inside = choice.probe.arms is Arms.DEVICE
+        return not inside and choice.probe.name not in self.site.config.one_binding
 
     def _gpu_benches(self, choices: Sequence[Choice]) -> Iterator[_Bench]:
         """
         All GPUs at once, then each alone.
 
         What runs at once compares the arms for all GPUs in the time of one; such a probe runs
-        on each GPU alone under the first arm only. So does one that only measures the device.
+        on each GPU alone under the first arm only. So does one that only measures the device, or
+        whose bindings are not compared.
         """
         gpus = self.gpus.usable
         varied = [c for c in choices if c.environments != ({},)]
         choices = [c for c in choices if c not in varied]
-        inside = [c for c in choices if c.probe.arms is Arms.DEVICE]
+        inside = [c for c in choices if not self._under_all_bindings(c)]
         for compared in (True, False):
             some = [c for c in choices if (c not in inside) is compared]
             together = [t for c in some for t in c.together(len(gpus))]
@@ -243,16 +259,18 @@ class _Layout:
 
     def _gang(self, choice: Choice, new: _Bench, benches: dict[Any, _Bench]) -> Iterator[Cell]:
         """Add a collective's cases to the bench of its gang; those too large are refused."""
-        bench = benches.setdefault((new.devices, new.ranks), new)
+        compared = self._under_all_bindings(choice)
+        new = dataclasses.replace(new, compared=compared)
+        bench = benches.setdefault((new.devices, new.ranks, compared), new)
         backend = "nccl" if bench.devices else "gloo"
-        for case, seconds in choice.cases(ranks=bench.ranks, backend=backend, hosts="one"):
-            lack = self._too_large(case, bench)
-            if (case, seconds) in bench.cases:  # asked for as auto and by name
+        for timed in choice.cases(ranks=bench.ranks, backend=backend, hosts="one"):
+            lack = self._too_large(timed.case, bench)
+            if timed in bench.cases:  # asked for as auto and by name
                 continue
             if lack is None:
-                bench.cases.append((case, seconds))
+                bench.cases.append(timed)
             else:
-                yield self._refused(case, lack, devices=bench.keys, ranks=bench.ranks)
+                yield self._refused(timed.case, lack, devices=bench.keys, ranks=bench.ranks)
 
     def _sharing(self, choice: Choice, benches: dict[Any, _Bench]) -> Iterator[Cell]:
         """
@@ -273,8 +291,9 @@ class _Layout:
                 sets = device_sets(self.host.topology, self.gpus.whole, ranks)
             for gpus in sets:
                 arms = ranks == most
-                new = _Bench(gpus, ranks, rings=bool(gpus), compared=arms, env_arms=arms)
-                key = (gpus, ranks) if arms else (gpus, ranks, choice.probe.name)
+                bound = arms and self._under_all_bindings(choice)
+                new = _Bench(gpus, ranks, rings=bool(gpus), compared=bound, env_arms=arms)
+                key = gpus, ranks, bound if arms else choice.probe.name
                 benches.setdefault(key, new).cases.extend(cases)
 
     def _shared(self, choice: Choice, ranks: int) -> Sequence[Timed] | Lack:
@@ -333,11 +352,11 @@ class _Layout:
             # Both ways at once is the same from either end.
             mirrored = whole.index(first) > whole.index(second)
             left_out = {"all", "both"} if mirrored else {"all"}
-            cases = [t for t in bench.cases if t[0].params.get("ways") not in left_out]
+            cases = [t for t in bench.cases if t.case.params.get("ways") not in left_out]
             keys = first.key, second.key
             group = _Group(arm, cases, keys, visible=bench.keys)
             yield from self._rounds([group], f"pair {' '.join(keys)}", self.site.config.processes)
-        together = [t for t in bench.cases if t[0].params.get("ways") == "all"]
+        together = [t for t in bench.cases if t.case.params.get("ways") == "all"]
         group = _Group(arm, together, bench.keys, visible=bench.keys)
         yield from self._rounds([group], "all pairs", self.site.config.processes)
 
@@ -463,7 +482,13 @@ class _Layout:
         """The cells of one worker."""
         place = self.host.key, group.arm, group.devices, group.ranks, number, block, position
         outcome = Status.PLANNED, None, group.visible
-        for (case, seconds), id in zip(group.cases, self.site.ids, strict=False):
+        seen = group.visible or group.devices
+        key = seen, group.ranks, number, block, costs.worker_key(group.arm)
+        known = self.known.setdefault(key, set())
+        timed = costs.of_worker(
+            group.cases, group.arm, gpus=len(seen), ranks=group.ranks, known=known
+        )
+        for (case, seconds), id in zip(timed, self.site.ids, strict=False):
             yield Cell(id, case, *place, seconds, *outcome)
 
     def _random(self, label: str) -> random.Random:

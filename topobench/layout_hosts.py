@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-from topobench import pairs, rings
+from topobench import costs, pairs, rings
 from topobench.bindings import Refusal, equal_threads, resolve, with_threads
 from topobench.choice import Choice, Timed
 from topobench.host import Host
@@ -100,6 +100,7 @@ class _Layout:
     site: Site
     hosts: Sequence[Host]
     gpus: dict[str, HostGpus]
+    known: dict[Hashable, set[str]] = field(default_factory=dict)
 
     def host_pairs(self, choice: Choice) -> Iterator[Cell]:
         """Pairs of hosts in rounds of disjoint ones; hosts that cannot take part are told."""
@@ -196,7 +197,9 @@ class _Layout:
     ) -> Iterator[Cell]:
         devices = tuple(s.gpu.key for s in seats if s.gpu)
         hosts = tuple(s.host.key for s in seats)
-        for case, seconds in cases:
+        known = self.known.setdefault((hosts, devices, process_no, costs.worker_key(arm)), set())
+        gpus = costs.most_of_a_host(hosts) if devices else 0
+        for case, seconds in costs.of_worker(cases, arm, gpus=gpus, ranks=len(seats), known=known):
             yield Cell(
                 id=next(self.site.ids),
                 case=case,

@@ -36,6 +36,7 @@ _VIA = re.compile(
     rf"Channel {_N}(?:/{_N})? : {_N}\[\w+\] -> {_N}\[\w+\](?: \[(?:send|receive)\])? via (\S+)"
 )
 _BYTES = r"(\d{1,18})"
+_CHOSE = " Bytes -> Algo "
 _NAMED = re.compile(
     rf"(\w+): {_BYTES} Bytes -> Algo (\w+) proto (\w+) channel.*=\{{{_N}\.\.{_N}\}}"
 )
@@ -219,8 +220,13 @@ def summary(log: NcclLog) -> dict[str, object]:
 
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:
-    """Level and message of each line that NCCL wrote."""
+    """Level and message of each line that NCCL wrote; of equal choices the first."""
+    chosen = set()
     for line in text.splitlines():
+        if _CHOSE in line:  # one of every operation: ten thousands in a log of a gang
+            if line in chosen:
+                continue
+            chosen.add(line)
         if found := _LINE.search(line):
             yield found[1], found[2].rstrip()
         elif _VERSION.fullmatch(line.strip()):  # at level VERSION it stands alone
@@ -255,7 +261,7 @@ def _take(log: NcclLog, message: str) -> None:
             raise ImportFailed(f"NCCL log: communicators of {log.ranks} and of {ranks} ranks")
         log.ranks = ranks
         _put(log.devices, rank, device, f"nvmlDev of rank {rank}")
-    elif " Bytes -> Algo " in message:
+    elif _CHOSE in message:
         choice = _choice(log, message)
         if choice not in log.choices:
             log.choices.append(choice)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from topobench import budget
+from topobench import budget, costs
 from topobench.bindings import allowed_cpus
 from topobench.choice import Choice
 from topobench.config import ClusterConfig
@@ -34,14 +34,6 @@ from topobench.selection import Lack, absent_hosts, check_devices, select_hosts,
 from topobench.sku import sku_name
 from topobench.topology import parse_cpu_list
 from topobench.units import format_bytes, format_span
-
-CPU_START_SECONDS = 2.5
-GPU_START_SECONDS = 4.0
-"""
-From launching a worker to its first cell: the interpreter, torch, the CUDA context. The first of
-a host takes 2 to 3 s more, until torch's files are in the page cache.
-"""
-
 
 LEAST_DISK_BYTES = 1 << 30
 """Of a host's folder for temporary files: with less, logs and spools may be lost."""
@@ -218,22 +210,23 @@ def batches(cells: Sequence[Cell]) -> list[tuple[Cell, ...]]:
 
 def estimate(cells: Sequence[Cell]) -> float:
     """Seconds to run the planned ones of one host's cells, workers in turn."""
-    total = 0.0
-    for batch in batches(cells):
-        start = GPU_START_SECONDS if batch[0].devices else CPU_START_SECONDS
-        total += start + sum(c.estimated_seconds for c in batch)
-    return total
+    dumped: set[tuple[str, ...]] = set()
+    return sum(_seconds(batch, dumped) for batch in batches(cells))
 
 
 def estimate_together(cells: Sequence[Cell]) -> float:
     """Seconds to run the planned ones that span hosts; those of different hosts side by side."""
     free: dict[str, float] = {}
+    dumped: set[tuple[str, ...]] = set()
     for batch in batches([c for c in cells if c.hosts]):
-        start = GPU_START_SECONDS if batch[0].devices else CPU_START_SECONDS
         began = max(free.get(h, 0.0) for h in batch[0].hosts)
-        ended = began + start + sum(c.estimated_seconds for c in batch)
+        ended = began + _seconds(batch, dumped)
         free.update(dict.fromkeys(batch[0].hosts, ended))
     return max(free.values(), default=0.0)
+
+
+def _seconds(batch: Sequence[Cell], dumped: set[tuple[str, ...]]) -> float:
+    return costs.beside(batch, dumped) + sum(c.estimated_seconds for c in batch)
 
 
 def estimate_all(cells: Sequence[Cell]) -> float:
@@ -403,7 +396,5 @@ def _follows(cell: Cell, last: Cell) -> bool:
 
 
 def _worker_key(cell: Cell) -> Any:
-    arm = cell.arm
-    settings = tuple(sorted(arm.env.items()))
     place = (cell.host, cell.hosts, cell.worker_devices, cell.ranks, cell.process_no, cell.block)
-    return (*place, arm.binding, arm.ring, arm.env_name, settings)
+    return (*place, costs.worker_key(cell.arm))

@@ -292,6 +292,8 @@ class Cell:
         process_no: Number of the process among equal ones, from 0.
         block: Block of an arm comparison, from 0.
         order_in_block: Position of this arm in its block, from 0.
+        estimated_seconds: About how long its run takes where the planner put it: the first of
+            a worker carries what the others find done.
         visible: GPUs that its worker sees, where they are more than the cell's own, so that
             the cells of several pairs can share it; else empty.
         hosts: Of a gang over several hosts, the key of each rank's host; else empty.

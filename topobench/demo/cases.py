@@ -156,7 +156,8 @@ def series_of(sku: Sku, topology: Topology) -> tuple[Series, ...]:
 def _timed(probe: str, **params: Scalar) -> tuple[Case, float]:
     """The case that the planner makes of these parameters, and about how long it takes."""
     choice = Choice(ProbeChoice(probe, {k: (v,) for k, v in params.items()}))
-    return choice.cases()[0]
+    case, seconds, _ = choice.cases()[0]
+    return case, seconds
 
 
 def _arm(name: str, topology: Topology, gpu: Gpu | None) -> Arm:

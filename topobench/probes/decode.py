@@ -37,6 +37,7 @@ from topobench.probes.prefill import (
     ASSUMED_ON_CPUS,
     AUTO,
     COMPILE_SECONDS,
+    LARGE_SET_UP_SECONDS,
     MODE_ON,
     ON_CPUS,
     ON_GPUS,
@@ -170,7 +171,8 @@ class Decode:
         lap = once * (segments_of(once) if self.at_once == "all" else 1)
         seconds = (sampling(lap, once, budget, large) for budget in (DEVICE_SECONDS, WALL_SECONDS))
         compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
-        return SET_UP_SECONDS + sum(seconds) + 30 * once + compiling
+        set_up = LARGE_SET_UP_SECONDS if large else SET_UP_SECONDS
+        return set_up + sum(seconds) + 30 * once + compiling
 
     def _readings(self, device: Accelerator, context: WorkerContext) -> list[Reading]:
         """All readings: no setting of torch's holds while the worker sends them."""

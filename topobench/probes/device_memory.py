@@ -81,7 +81,7 @@ class DeviceMemory:
 
     def estimated_seconds(self) -> float:
         """Filling and checking the arrays, beside the samples."""
-        return 0.4 + 0.1 * ARRAYS[self.op] * self.bytes / GIB
+        return 0.1 + 0.08 * ARRAYS[self.op] * self.bytes / GIB
 
 
 class Arrays:

@@ -148,9 +148,9 @@ class Gemm:
 
     def estimated_seconds(self) -> float:
         """Making operands and checking results, beside the samples."""
-        measuring = self.seconds if self.mode == "sustained" else BURST_SECONDS
-        captured = 1.5 if self.mode == "sustained" else 0.0
-        return 0.8 + REST_SECONDS + captured + measuring + 0.2 * (self.size / 8192) ** 2
+        measuring = self.seconds + 1.5 if self.mode == "sustained" else BURST_SECONDS / 2
+        choosing = 0.7 if self.dtype in cublaslt.TYPES else 0.0
+        return REST_SECONDS + choosing + measuring + 0.2 * (self.size / 8192) ** 2
 
     def _figures(self, site: device_work.Site, products: Products) -> device_work.Figures:
         flop = 2.0 * self.size**3

@@ -15,7 +15,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,8 +34,8 @@ SMALLEST_BYTES = 256 * MIB
 BUDGET_SECONDS = 1.0
 STREAMS = {"copy": 2, "triad": 3}
 """Arrays that an operation moves, each counted once, as STREAM counts."""
-IMPORT_SECONDS = {"triad": 2.0, "latency": 1.0}
-"""Loading torch, or numba with its compiling."""
+FIRST_USES = {"triad": {"torch": 2.0}, "latency": {"numba": 0.6}}
+"""Seconds to load the module of an operation, and to compile what it needs."""
 SCALAR = 3.0
 LARGEST = 2.0**50
 """Sources hold whole numbers below this: every sum is exact, fused or not."""
@@ -93,9 +93,13 @@ class HostMemory:
             yield _bandwidth(self.op, size, context, budget)
 
     def estimated_seconds(self) -> float:
-        """Samples, imports, and a second for each 256 MiB to fill and check the arrays."""
+        """Samples, and half a second for each 256 MiB to fill and check the arrays."""
         arrays = (self.bytes or SMALLEST_BYTES) / SMALLEST_BYTES
-        return BUDGET_SECONDS + 0.3 + arrays + IMPORT_SECONDS.get(self.op, 0.0)
+        return BUDGET_SECONDS + 0.25 + arrays / 2
+
+    def first_uses(self) -> Mapping[str, float]:
+        """The module that an operation needs."""
+        return FIRST_USES.get(self.op, {})
 
 
 def array_bytes(wanted: int | None, *, threads: int, arrays: int) -> int:

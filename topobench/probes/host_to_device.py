@@ -135,9 +135,9 @@ class HostToDevice:
         size, pools = self.bytes / GIB, pool_bytes(self) / GIB
         figures = 2 if self.memory == "pinned" else 1
         if self.at_once == "all":
-            return 0.1 + figures * (0.25 + 0.8 * size) + 0.6 * pools
+            return 0.1 + figures * (0.3 + 0.1 * size) + 0.6 * pools
         slow = 0.0 if self.memory == "pinned" else 1.0 * size
-        return 0.05 + figures * (0.1 + 0.3 * size) + slow + 0.4 * pools
+        return 0.05 + figures * 0.15 + slow + 0.4 * pools
 
     @property
     def _never_overlaps(self) -> bool:

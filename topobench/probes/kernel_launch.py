@@ -66,7 +66,7 @@ class KernelLaunch:
 
     def estimated_seconds(self) -> float:
         """The samples, and the calibration of the spin."""
-        return 0.2 + BUDGET_SECONDS / 2
+        return 0.13 + BUDGET_SECONDS / 2
 
     def _figures(self, site: device_work.Site, launcher: Launcher) -> device_work.Figures:
         budget = min(BUDGET_SECONDS, site.context.deadline_seconds / 8)

@@ -8,7 +8,7 @@ against float32 before; ``probes.prefill_case`` does the measuring.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -53,12 +53,17 @@ TOKENS_ON = (2048, 256)
 WIDEST_ON_CPUS = 1024
 COMPILE_SECONDS = 20.0
 ASSUMED_FLOP_PER_SECOND = {
-    "fp32": 4e13, "tf32": 2.5e14, "bf16": 5.5e14, "fp16": 5e14, "fp8": 6e14, "int8": 5e14,
-    "int4": 4e14,
+    "fp32": 4e13, "tf32": 2.5e14, "bf16": 5.5e14, "fp16": 5e14, "fp8": 6.5e14, "int8": 3.5e14,
+    "int4": 2.7e14,
 }  # fmt: skip
-"""Of a whole model on a large GPU, for estimates."""
+"""Of a whole model on a large GPU, for estimates: bf16, fp8, int8 and int4 as an H200 took."""
 ASSUMED_ON_CPUS = 2e10
-SET_UP_SECONDS = 0.25
+SET_UP_SECONDS, LARGE_SET_UP_SECONDS = 0.25, 1.2
+"""Of a case: choice of attention, graph, checks, parts of the host, stages, count of kernels."""
+TWIN_SET_UP_SECONDS = 1.0
+"""Where GPUs share a model: graphs with all-reduces in them, and one without."""
+FIRST_SECONDS = 3.6
+"""Of a worker: matrix products at their best, weights, and the check against float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +171,17 @@ class Prefill:
         device = sampling(row, once, DEVICE_SECONDS, large)
         walls = sampling(lap, once, WALL_SECONDS, large)
         compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
-        apart = device if self.tensor_parallel > 1 else 0.0
+        apart = TWIN_SET_UP_SECONDS + device if self.tensor_parallel > 1 else 0.0
         staged = large and self.mode != "compile" and once >= SHORT_SECONDS
         pause = PAUSE_SECONDS if staged else 0.0
-        return SET_UP_SECONDS + device + walls + 20 * once + pause + compiling + apart
+        set_up = LARGE_SET_UP_SECONDS if large else SET_UP_SECONDS
+        return set_up + device + walls + 20 * once + pause + compiling + apart
+
+    def first_uses(self) -> Mapping[str, float]:
+        """The ceiling that a type's passes are held against, and the first model of that type."""
+        if shape_of(ON_GPUS if self.shape == AUTO else self.shape).width <= WIDEST_ON_CPUS:
+            return {}
+        return {f"products in {PRECISIONS[self.dtype].product}": FIRST_SECONDS}
 
     def _readings(self, device: Accelerator, context: WorkerContext) -> list[Reading]:
         """All readings: no setting of torch's holds while the worker sends them."""

@@ -129,6 +129,9 @@ class Probe(Protocol):
             ``hosts>=2``, ``cpus>=2``, ``torch``, ``numba``, ``binary:NAME``.
         metrics: Every metric its readings may carry; others are refused.
         arms: What the planner varies.
+
+    It may have a method ``first_uses() -> Mapping[str, float]``: what ``measure`` makes or loads
+    once in a worker for all cases that name it, and about how many seconds that takes.
     """
 
     name: ClassVar[str]
@@ -149,7 +152,7 @@ class Probe(Protocol):
         ...
 
     def estimated_seconds(self) -> float:
-        """About how long ``measure`` takes, without start-up."""
+        """About how long ``measure`` takes, without start-up and first uses."""
         ...
 
 
