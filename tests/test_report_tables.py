@@ -118,6 +118,17 @@ def test_the_ends_of_an_interval_have_the_unit_of_what_they_enclose() -> None:
     )
 
 
+def test_ends_without_a_name_of_their_own_are_of_the_ratio_that_they_stand_behind() -> None:
+    """Not of the metric that the row names, whose median may stand elsewhere in it."""
+    columns = ["metric", "unit", "mad", "tax_ratio", "ci_lo", "ci_hi", "median", "ci_lo"]
+    row = ["latency_seconds", "s", 2e-9, 0.1766, 0.154, 0.209, 1e-6, 9e-7]
+    assert printed(render_query(columns, [row])).splitlines()[:3] == [
+        "                            tax  ci lo  ci hi",
+        "metric               mad      %      %      %   median   ci_lo",
+        "latency_seconds  2.00 ns  17.66  15.40  20.90  1.00 us  900 ns",
+    ]
+
+
 def test_an_answer_without_rows_still_names_its_columns() -> None:
     assert printed(render_query(["host", "n"], [])) == "host  n\n0 rows\n"
     told = printed(render_query(["host"], [], hint="--explain says what it asks for"))

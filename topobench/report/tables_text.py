@@ -50,9 +50,9 @@ def query_sheet(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sheet:
     metrics = dict(parts)["metric"] if told else ()
     found = [
         _of_metrics(name, values, metrics)
-        if metrics and name.endswith(_OF_METRIC)
-        else _query_column(name, values, _whose(name, columns))
-        for name, values in parts
+        if metrics and name.endswith(_OF_METRIC) and not _whose(i, columns).endswith("_ratio")
+        else _query_column(name, values, _whose(i, columns))
+        for i, (name, values) in enumerate(parts)
         if name != "unit" or not metrics
     ]
     return Sheet(
@@ -178,9 +178,17 @@ _END = re.compile(r"(_ci)?_(lo|hi)$")
 """What the ends of an interval are called by."""
 
 
-def _whose(name: str, columns: Sequence[str]) -> str:
-    """The column whose unit another has: ``gain_lo`` is an end of ``gain_ratio``."""
+def _whose(at: int, columns: Sequence[str]) -> str:
+    """
+    The column whose unit another has: ``gain_lo`` is an end of ``gain_ratio``.
+
+    Ends without a name of their own (``ci_lo``) are of the ratio that they stand behind, if any.
+    """
+    name = columns[at]
     whole = _END.sub("", name)
+    if name in ("ci_lo", "ci_hi"):
+        before = next((c for c in reversed(columns[:at]) if not _END.search(f"_{c}")), name)
+        return before if before.endswith("_ratio") else name
     return next((c for c in (f"{whole}_ratio", whole) if whole != name and c in columns), name)
 
 
@@ -221,7 +229,10 @@ def _span(seconds: float | None) -> str:
     return f"{days:.0f} d" if days >= 2 else format_span(seconds)
 
 
-_OF_METRIC = ("median", "lowest", "highest", "ci_lo", "ci_hi", "minimum", "maximum", "raw_value")
+_OF_METRIC = (
+    *("median", "lowest", "highest", "ci_lo", "ci_hi", "minimum", "maximum", "value"),
+    *("mad", "mean", "std", "loss"),
+)
 """Ends of columns whose values are in the unit of the row's metric."""
 
 
