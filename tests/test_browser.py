@@ -16,6 +16,7 @@ import report_topologies
 import sights
 from serving import served
 from test_report_page import hostile
+from test_web_compare import A, B, large_store
 from topobench.db.store import Store
 from topobench.report.page import Sight, render_report
 from topobench.seeing import report_page
@@ -268,3 +269,19 @@ def test_a_running_sweep_shows_its_progress_until_it_ends(browser: Browser, tmp_
         store.end_sweep(sweep)
         page.wait_for_selector("header .tag.done")
         assert page.locator("[data-progress]").count() == 0
+
+
+def test_a_long_comparison_is_shown_when_it_is_found(browser: Browser, tmp_path: Path) -> None:
+    """With scripts the page asks how far it is; without, it asks for itself again."""
+    from playwright.sync_api import expect
+
+    with served(large_store(tmp_path)) as server:
+        for a, b, scripts in ((A, B, True), (B, A, False)):
+            url = f"{server.url}/compare?a={a}&b={b}"
+            with opened(browser, url, java_script_enabled=scripts) as page:
+                status = page.locator("[data-words]")
+                assert status.inner_text().startswith("Being compared")
+                assert status.get_attribute("aria-live") == "polite"
+                expect(page.locator("#found")).to_have_text("equivalent", timeout=PATIENCE)
+                assert page.locator("[data-progress]").count() == 0
+                assert page.locator("input[name=a]").input_value() == a

@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 import sights
+from querying import Fleet
 from serving import Answer, Served, served
-from topobench import processes
-from topobench.errors import StoreError
+from topobench import comparing, processes
+from topobench.db.engine import hurried, reading
+from topobench.errors import StoreError, StoreUnreachable, UsageError
 from topobench.web.comparisons import FRESH_SECONDS, Comparisons, Job, Question
 
 PATIENCE = 60.0
@@ -81,7 +83,7 @@ def until(look: Callable[[], Any], what: str) -> Any:
     while time.monotonic() < end:
         if found := look():
             return found
-        time.sleep(0.02)
+        time.sleep(0.1)
     raise AssertionError(what)
 
 
@@ -101,7 +103,7 @@ def test_a_long_comparison_is_made_once_while_others_are_answered(server: Served
         answers = list(threads.map(server.ask, [f"/compare?{LARGE}"] * 8))
     assert {a.status for a in answers} == {202}
     text = answers[0].text
-    assert 'role="status" aria-live="polite">Being compared' in text or "Waits until" in text
+    assert 'role="status" aria-live="polite">Being compared' in text
     assert '<noscript><meta http-equiv="refresh"' in text
     assert f'data-url="/compare/progress?a={A.replace(":", "%3A")}&amp;b=' in text
     assert '"status":"running"' in server.ask(f"/compare/progress?{LARGE}").text
@@ -168,3 +170,17 @@ def test_a_sweep_under_way_does_not_keep_a_comparison_from_being_shown() -> None
     assert Job(Question(A, B), 1, now, ended=now).is_current(2), "just found"
     old = Job(Question(A, B), 1, now, ended=now - FRESH_SECONDS - 1)
     assert (old.is_current(1), old.is_current(2)) == (True, False)
+
+
+def test_whether_a_comparison_is_large_is_found_out_in_time(fleet: Fleet) -> None:
+    step = "SELECT 1 UNION ALL SELECT i + 1 FROM n{}"
+    numbers = f"WITH RECURSIVE n(i) AS ({step}) SELECT max(i) FROM n"
+    assert comparing.is_small(fleet.store, "host:h01", "host:h02", 100_000, PATIENCE)
+    assert not comparing.is_small(fleet.store, "host:h01", "host:h02", 3, PATIENCE)
+    with pytest.raises(UsageError, match="nobody"):
+        comparing.is_small(fleet.store, "host:nobody", "host:h02", 3, PATIENCE)
+    with pytest.raises(StoreUnreachable), hurried(fleet.store.engine, 0.1) as connection:
+        connection.exec_driver_sql(numbers.format(""))
+    with reading(fleet.store.engine) as connection:  # the same one, which has time again
+        last = connection.exec_driver_sql(numbers.format(" WHERE i < 20000")).scalar_one()
+    assert last == 20_000

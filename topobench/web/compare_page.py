@@ -10,7 +10,7 @@ from topobench.report import figures
 from topobench.report.figures import UNKNOWN
 from topobench.report.page.parts import Head, Table
 from topobench.report.safe import clean
-from topobench.web.comparisons import Job, Question
+from topobench.web.comparisons import Question
 from topobench.web.pages import MOST_ROWS, rendered, sweep_row
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 AT_ONCE_READINGS = 1500
 """Readings that are compared while the page is made: in about 0.1 s."""
 _LOOKING_SECONDS = 0.1
+WAITS = "Being compared; it is shown here as soon as it is known."
 _FLAGS = ("synthetic", "imported", "force")
 _GRAVITY = {"regressed": 0, "inconclusive": 1, "improved": 2, "equivalent": 3}
 """Words of a comparison in the order shown."""
@@ -55,8 +56,8 @@ def progress(site: Site, params: Mapping[str, str]) -> dict[str, Any]:
     """How far a comparison is, for the page that waits for it."""
     job = site.comparisons.waited_for(_question(params))
     if job is None or job.ended is not None:
-        return {"status": "ended", "words": ""}
-    return {"status": "running", "words": _words(job)}
+        return {"status": "ended", "words": ""}  # or forgotten: the page asks again
+    return {"status": "running", "words": WAITS}
 
 
 def _question(params: Mapping[str, str]) -> Question:
@@ -86,18 +87,12 @@ def _found(site: Site, question: Question) -> tuple[str, str]:
         return site.kept(repr((question, newest)), make), ""
     job = site.comparisons.ask(question, newest)
     if job.ended is None:
-        return "", _words(job)
+        return "", WAITS
     if job.error is not None:
         site.comparisons.told(job)
         raise job.error
     assert job.data is not None
     return _drawn(job.data), ""
-
-
-def _words(job: Job) -> str:
-    if job.begun is None:
-        return "Waits until other comparisons have ended; it is shown here then."
-    return "Being compared; it is shown here as soon as it is known."
 
 
 def _drawn(found: Mapping[str, Any]) -> str:
