@@ -17,6 +17,8 @@ import pytest
 import documents
 from golden import printed
 from topobench import contention, nccl_graph, nccl_log, prefill_shared, rings
+from topobench.advice.host import advise
+from topobench.advice.words import Outlook
 from topobench.agents.nccl_run import unpack
 from topobench.device_figures import device_figures
 from topobench.effects import Bench, benches, compared
@@ -335,6 +337,15 @@ def test_its_report_fits_and_names_both_gpus() -> None:
 def test_the_report_of_eight_blocks_says_equivalent() -> None:
     text = printed(render_sweep(document(RINGS)["data"]), 100)
     assert "verdict equivalent" in text
+
+
+def test_the_advice_on_eight_blocks_is_to_leave_the_rings_to_nccl() -> None:
+    """And none to bind on a host with one NUMA node, though this sweep tried no binding."""
+    found = {a.kind: a for a in advise(document(RINGS)["data"], topology())}
+    assert found["binding"].outlook is Outlook.NOT_APPLICABLE
+    assert found["ring"].outlook is Outlook.NO_GAIN
+    assert found["ring"].effect_ratio == pytest.approx(0.0, abs=0.001)
+    assert found["ring"].text.startswith("leave the rings to NCCL")
 
 
 def test_its_page_is_drawn() -> None:

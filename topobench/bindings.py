@@ -23,6 +23,8 @@ from topobench.topology import (
     parse_cpu_list,
 )
 
+ONE_NODE = "this host shows one NUMA node, so there is nothing to choose"
+
 
 @functools.lru_cache(maxsize=4096)
 def _cpus(text: str | None) -> frozenset[int]:
@@ -290,8 +292,7 @@ def _node_to_node(
 
 
 def _one_node(name: str) -> Refusal:
-    text = "this host shows one NUMA node, so there is nothing to choose"
-    return _not_applicable(name, ReasonCode.ONE_NUMA_NODE, text)
+    return _not_applicable(name, ReasonCode.ONE_NUMA_NODE, ONE_NODE)
 
 
 def _cpus_refused(name: str, node: int) -> Refusal:

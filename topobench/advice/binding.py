@@ -13,6 +13,7 @@ from topobench.advice.words import (
     outlook_of,
     signed,
 )
+from topobench.bindings import ONE_NODE
 from topobench.comparison import Change, Comparison
 from topobench.effects import Bench, compared
 from topobench.reading import MEASURED
@@ -24,24 +25,31 @@ _PROBES = ("host_to_device", "kernel_launch", "prefill", "decode")
 
 
 def bindings(
-    gpus: Sequence[tuple[str, str]], benches: Sequence[Bench], cells: Sequence[Cell]
+    gpus: Sequence[tuple[str, str]],
+    benches: Sequence[Bench],
+    cells: Sequence[Cell],
+    nodes: int | None,
 ) -> Iterator[Advice]:
     """
     A piece of advice for each GPU.
 
     Args:
         gpus: UUID and name of each.
+        nodes: NUMA nodes of the host with CPUs.
     """
     for uuid, name in gpus:
         whole = [b for b in benches if b.probe in _PROBES and not b.part]
         own = [b for b in whole if b.devices == (uuid,)]
-        yield _binding(uuid, name, [b for b in own if LOCAL in b.arms], cells)
+        why = ONE_NODE if nodes == 1 else no_choice(_bound(uuid, cells))
+        yield _binding(uuid, name, [b for b in own if LOCAL in b.arms], cells, why)
 
 
-def _binding(uuid: str, name: str, own: Sequence[Bench], cells: Sequence[Cell]) -> Advice:
+def _binding(
+    uuid: str, name: str, own: Sequence[Bench], cells: Sequence[Cell], why: str | None
+) -> Advice:
     against = _against(own, NONE, LOCAL)
     node = _node(uuid, cells)
-    if not against and (why := no_choice(_bound(uuid, cells))):
+    if not against and why:
         return Advice("binding", name, (uuid,), Outlook.NOT_APPLICABLE, why)
     if not against or node is None:
         text = "no case was measured both unbound and bound to the GPU's own NUMA node"

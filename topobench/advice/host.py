@@ -39,7 +39,7 @@ def advise(
     ]
     return [
         *_out_of_service(host["name"], verdicts),
-        *(_of_gpus(gpus, cells, host["name"]) if gpus else _no_gpus()),
+        *(_of_gpus(gpus, cells, host) if gpus else _no_gpus()),
         *(_nics(gpus, topology) if gpus else ()),
     ]
 
@@ -49,14 +49,16 @@ def _no_gpus() -> Iterator[Advice]:
     yield Advice("binding", "host", (), Outlook.NOT_MEASURED, text, ("topobench doctor",))
 
 
-def _of_gpus(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell], host: str) -> Iterator[Advice]:
+def _of_gpus(
+    gpus: Sequence[tuple[str, str]], cells: Sequence[Cell], host: Mapping[str, Any]
+) -> Iterator[Advice]:
     found = benches(cells)
     names = dict(gpus)
     sets = {b.devices: _set_name([names.get(d, d) for d in b.devices]) for b in found}
-    yield from bindings(gpus, found, cells)
+    yield from bindings(gpus, found, cells, host["description"].get("numa_nodes"))
     yield from copies(gpus, cells)
     yield from readers(cells)
-    yield from rings(found, cells, sets, host)
+    yield from rings(found, cells, sets, host["name"])
 
 
 def _set_name(names: Sequence[str]) -> str:

@@ -6,10 +6,11 @@
 -- param source text = probe: of whom; import:% for imported results, % for all
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
+-- tolerance: reports take 0.03, and 0.05 for times, so a verdict may differ from theirs.
 -- above_mde: 1 if the gain is larger than the smallest one this data would show. verdict needs an
 -- interval between processes that lies beyond, or within, the tolerance.
 SELECT
-    cluster, host, devices, n_ranks, op, bytes, dtype, backend, binding, ring, reference_ring,
+    cluster, host, devices, n_ranks, op, bytes, seq_len, dtype, backend, binding, ring, reference_ring,
     metric, unit, point, n_pairs, reference_n, reference_median, reference_ci_lo,
     reference_ci_hi, n, median, ci_lo, ci_hi, ci_level, gain_ratio, gain_lo, gain_hi, mde_ratio,
     CASE WHEN mde_ratio IS NOT NULL THEN CASE WHEN gain_ratio > mde_ratio THEN 1 ELSE 0 END END
@@ -26,5 +27,5 @@ FROM v_ring_gain
 WHERE measured_at >= :since AND host LIKE :host AND reference_ring LIKE :reference
     AND source LIKE :source
 ORDER BY
-    cluster, host, devices, op, dtype, backend, metric, bytes, binding, reference_ring,
+    cluster, host, devices, op, dtype, backend, metric, bytes, seq_len, binding, reference_ring,
     gain_ratio DESC, ring, point
