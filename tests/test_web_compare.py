@@ -126,6 +126,13 @@ def test_what_a_long_comparison_refuses_is_shown_each_time(server: Served) -> No
         assert "64 runs in common" in answer.text
 
 
+def test_cases_of_single_hosts_name_them_and_what_was_left_out(server: Served) -> None:
+    found = whole(server, f"a=host:h01,host:h02,{A}&b=host:h01,{B}")
+    assert '<button type="button">on</button>' in found.text
+    assert '<td class="short">h01</td>' in found.text
+    assert "<h3>Left out</h3><ul><li>on side A only: 1 host: h02</li>" in found.text
+
+
 def test_a_comparison_ends_with_its_server(store: str) -> None:
     with served(store) as server:
         assert server.ask(f"/compare?{LARGE}").status == 202

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from topobench.report import figures
+from topobench.report import figures, words
 from topobench.report.figures import UNKNOWN
 from topobench.report.page.parts import Head, Table
 from topobench.report.safe import clean
@@ -96,35 +97,40 @@ def _found(site: Site, question: Question) -> tuple[str, str]:
 
 
 def _drawn(found: Mapping[str, Any]) -> str:
-    return rendered("compared", found=found, table=_cases(found))
+    notes = Counter(clean(note) for case in found["cases"] for note in case["notes"])
+    told = [f"{words.count(number, 'case')}: {note}" for note, number in notes.most_common(20)]
+    left = [clean(text) for text in found["left_out"]]
+    return rendered("compared", found=found, table=_cases(found), notes=told, left=left)
 
 
 def _cases(found: Mapping[str, Any]) -> Table:
     cases = sorted(found["cases"], key=lambda c: _GRAVITY.get(c["verdict"], len(_GRAVITY)))
-    rows, styles = [], []
-    for case in cases:
-        rows.append(
-            [
-                clean(case["verdict"]),
-                ", ".join([clean(case["probe"]), *_params(case["params"])]),
-                clean(case["arm"]),
-                figures.label(case["metric"]),
-                _percent(case["effect_ratio"]),
-                UNKNOWN
-                if case["lo"] is None
-                else f"{_percent(case['lo'])} to {_percent(case['hi'])}",
-                UNKNOWN if case["mde"] is None else f"{100 * case['mde']:.1f} %",
-                f"{case['n_a']}, {case['n_b']}",
-                clean(case["reason"] or ""),
-            ]
-        )
-        styles.append({"regressed": "bad"}.get(case["verdict"], ""))
+    own = any(case["host"] for case in cases)  # else hosts are pooled
     heads = [
-        Head("verdict"), Head("case"), Head("arm"), Head("metric"), Head("effect", True),
-        Head("95 % interval", True), Head("could be seen from", True), Head("n of A, B", True),
-        Head("why"),
+        Head("verdict"), Head("case"), Head("arm"), *([Head("on")] if own else []),
+        Head("metric"), Head("effect", True), Head("95 % interval", True),
+        Head("could be seen from", True), Head("n of A, B", True), Head("why"),
     ]  # fmt: skip
+    rows = [_row(case, own) for case in cases]
+    styles = ["bad" if case["verdict"] == "regressed" else "" for case in cases]
     return Table(heads, rows, styles=styles).limited(MOST_ROWS)
+
+
+def _row(case: Mapping[str, Any], own: bool) -> list[str]:
+    on = ", ".join([clean(case["host"] or ""), *(clean(d)[:12] for d in case["devices"])])
+    interval = f"{_percent(case['lo'])} to {_percent(case['hi'])}"
+    return [
+        clean(case["verdict"]),
+        ", ".join([clean(case["probe"]), *_params(case["params"])]),
+        clean(case["arm"]),
+        *([on] if own else []),
+        figures.label(case["metric"]),
+        _percent(case["effect_ratio"]),
+        UNKNOWN if case["lo"] is None else interval,
+        UNKNOWN if case["mde"] is None else f"{100 * case['mde']:.1f} %",
+        f"{case['n_a']}, {case['n_b']}",
+        clean(case["reason"] or ""),
+    ]
 
 
 def _params(params: Mapping[str, Any]) -> list[str]:
