@@ -173,6 +173,16 @@ def test_queued_all_reduces_in_place_predict_rather_than_others(store: Store) ->
     both(case, row)
 
 
+def test_one_gpu_measured_again_later_stays_beside_the_two_of_its_sweep(store: Store) -> None:
+    ask(store, prompt(1, ONE), line(), shared())
+    _, (row,) = ask(store, prompt(1, ONE / 3))
+    assert row["alone_seconds"] == pytest.approx(ONE)
+    assert row["predicted_seconds"] == pytest.approx(PREDICTED, rel=1e-3)
+    assert row["reason"] is None
+
+
+TOLD_BY_QUERY = ("no line of all_reduce between these GPUs under none/auto", "outside the sizes")
+"""The query has fewer words for why there is no line; the report says more."""
 UNMEASURED = "all_reduce was not measured between these GPUs in this sweep"
 
 
@@ -205,6 +215,7 @@ def test_without_its_grounds_there_is_no_prediction_but_a_reason(
     (case,), (row,) = ask(store, *groups)
     assert case.predicted_seconds is None
     assert because in str(case.because)
+    assert any(words in row["reason"] for words in (because, *TOLD_BY_QUERY))
     both(case, row)
     assert f"no prediction for 1 case: {case.because}" in shown([case])
 

@@ -9,7 +9,7 @@
 -- over GPUs and processes; alone_at_once = all: each did it while the others did). Shares of the
 -- all-reduces: by events between stages, and by a pass without them. predicted_seconds =
 -- alone_seconds / tp + n_all_reduces x (alpha + bytes / beta), by the line between the same GPUs
--- in the same sweep.
+-- in the same sweep; reason says why there is none.
 WITH alike AS (
     SELECT
         id, tp,
@@ -61,11 +61,10 @@ WITH alike AS (
     CROSS JOIN run r
     CROSS JOIN reading d
     CROSS JOIN metric m
-    WHERE s.id = p.series_id AND o.host_id = s.host_id
-        AND o.latest_sweep_id = s.latest_sweep_id AND o.source = s.source
+    WHERE s.id = p.series_id AND o.host_id = s.host_id AND o.source = s.source
         AND o.synthetic = s.synthetic AND one.id = o.case_id AND one.tp = 1
         AND one.rest = p.rest AND a.id = o.arm_id AND r.series_id = o.id
-        AND r.sweep_id = o.latest_sweep_id AND r.status IN ('ok', 'partial')
+        AND r.sweep_id = s.latest_sweep_id AND r.status IN ('ok', 'partial')
         AND d.run_id = r.id AND d.point = '{}' AND d.median > 0
         AND m.id = d.metric_id AND m.name = 'prefill_device_seconds'
         AND (
@@ -118,7 +117,17 @@ WITH alike AS (
         CASE WHEN d.message_bytes BETWEEN l.smallest_bytes AND l.largest_bytes THEN
             s.alone_seconds / p.tp
             + d.n_all_reduces * (l.alpha_seconds + d.message_bytes / l.beta_bytes_per_second)
-        END AS predicted_seconds
+        END AS predicted_seconds,
+        CASE
+            WHEN s.alone_seconds IS NULL THEN 'one GPU was not measured in this sweep'
+            WHEN d.message_bytes IS NULL OR d.n_all_reduces IS NULL
+                THEN 'its run did not tell how many all-reduces it made, and of which size'
+            WHEN l.series_id IS NULL THEN 'this sweep has no line of all_reduce between these GPUs '
+                || 'under ' || p.arm || '; topobench report says what it lacks'
+            WHEN d.message_bytes NOT BETWEEN l.smallest_bytes AND l.largest_bytes THEN
+                CAST(CAST(d.message_bytes AS bigint) AS text) || ' bytes lie outside the sizes of '
+                || 'that line'
+        END AS reason
     FROM prompts p
     LEFT JOIN details d ON d.series_id = p.series_id AND d.sweep = p.sweep
     LEFT JOIN single s ON s.series_id = p.series_id AND s.sweep = p.sweep
@@ -130,7 +139,7 @@ SELECT
     alone_seconds / device_seconds AS speed_up_ratio,
     alone_seconds / device_seconds / tp AS efficiency_ratio,
     events_share_ratio, twin_share_ratio, message_bytes, n_all_reduces, predicted_seconds,
-    predicted_seconds / device_seconds - 1 AS error_ratio,
+    predicted_seconds / device_seconds - 1 AS error_ratio, reason,
     tokens_per_second, tokens_per_second_ci_lo, tokens_per_second_ci_hi, ci_level, params,
     :now - measured_unix_seconds AS age_seconds, sweep, source, synthetic
 FROM expected
