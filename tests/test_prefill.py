@@ -230,6 +230,14 @@ class TestPlan:
             assert len(models) == 8
             assert models == sorted(models, key=models.index)
 
+    def test_bindings_that_are_asked_for_are_compared_in_mirrored_blocks(self) -> None:
+        names = "none,local,spread,remote"
+        sets = ("at_once=one", "tensor_parallel=1", "sequence=2048")
+        cells = planned(self.cells(host(dual(1)), *sets, profile="full", bindings=names))
+        blocks = [[c.arm.name for c in cells if c.block == block] for block in range(8)]
+        assert {tuple(sorted(block)) for block in blocks} == {tuple(sorted(names.split(",")))}
+        assert blocks[::2] == [block[::-1] for block in blocks[1::2]]
+
     @pytest.mark.parametrize(
         ("setting", "words"),
         [
