@@ -79,7 +79,7 @@ def served(cells: Sequence[Cell], places: Places) -> Iterator[RenderableType]:
     limits = {f"P99 of {_latency(w)} within {format_seconds(w['limit_seconds'])}" for _, w in found}
     yield Prose(
         f"limit: {' | '.join(sorted(map(clean, limits)))}. load: requests in flight, or offered a "
-        "second (/s). good: share of all requests within every limit."
+        "second (/s). good: share of all requests within every limit. A P99 needs 299 requests."
     )
     yield _sheet([_row(c, w, places) for c, w in found[:MOST_WINDOWS]])
     if (left := len(found) - MOST_WINDOWS) > 0:
