@@ -15,7 +15,6 @@ from topobench.choice import TORCH, Timed
 from topobench.reading import Arm, Case, Cell
 from topobench.rings import AUTO, AUTO_RING
 
-START = "start"
 READY_SECONDS = 0.5
 """From the end of the worker before to the first cell of the next: one process, bound."""
 GPU_SECONDS, NEXT_GPU_SECONDS = 2.2, 0.3
@@ -41,13 +40,11 @@ def of_worker(
         known: What it has made or loaded by then, at first nothing; kept up to date.
     """
     for case, seconds, uses in cases:
-        if not known:
-            known.add(START)
-            known.update({TORCH} if gpus else ())
-            seconds += _first_use(case, arm, gpus, ranks)
         for name, more in uses:
-            seconds += 0.0 if name in known else more
-            known.add(name)
+            if name not in known:
+                known.add(name)
+                begins = name == TORCH and gpus > 0
+                seconds += _gpus_begin(case, arm, gpus, ranks) if begins else more
         yield case, seconds
 
 
@@ -64,8 +61,8 @@ def beside(batch: Sequence[Cell], dumped: set[tuple[str, ...]]) -> float:
     seconds = READY_SECONDS
     if joined and first.arm.ring not in (None, AUTO, AUTO_RING) and first.devices not in dumped:
         dumped.add(first.devices)
-        seconds += READY_SECONDS + _first_use(first.case, first.arm, gpus, first.ranks)
-        seconds += DUMP_SECONDS
+        start = _gpus_begin(first.case, first.arm, gpus, first.ranks)
+        seconds += READY_SECONDS + start + DUMP_SECONDS
     look = LOOK_SECONDS * gpus + (LOG_SECONDS * first.ranks if joined else 0.0)
     return seconds + look * (len(batch) - 1)
 
@@ -85,10 +82,8 @@ def most_of_a_host(hosts: Sequence[str]) -> int:
     return max(Counter(hosts).values())
 
 
-def _first_use(case: Case, arm: Arm, gpus: int, ranks: int) -> float:
-    """By how much the first cell of a worker is longer: GPUs begin to be used, ranks meet."""
-    if not gpus:
-        return 0.0
+def _gpus_begin(case: Case, arm: Arm, gpus: int, ranks: int) -> float:
+    """By how much the first cell of a worker is longer that uses GPUs through torch."""
     joining = JOINING_SECONDS if _joined(case, arm, ranks) else 0.0
     return GPU_SECONDS + NEXT_GPU_SECONDS * (gpus - 1) + joining
 

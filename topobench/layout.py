@@ -172,11 +172,7 @@ class _Layout:
             yield from self._broken(choice)
         benches = [*self._gpu_benches(on_gpu)]
         left = [c for c in choices if c not in on_gpu]
-        bound = [c for c in left if self._under_all_bindings(c)]
-        benches += _in_one_process(bound, ())
-        for bench in _in_one_process([c for c in left if c not in bound], ()):
-            benches.append(dataclasses.replace(bench, compared=False))
-        yield from self._benches(benches)
+        yield from self._benches([*benches, *self._in_one_process(left, ())])
 
     def _under_all_bindings(self, choice: Choice) -> bool:
         """Whether its bindings are compared."""
@@ -208,13 +204,23 @@ class _Layout:
                 yield _Bench((gpu,), 1, alone)
             if once:
                 yield _Bench((gpu,), 1, once, compared=False)
-            yield from _in_one_process(varied, (gpu,))
+            yield from self._in_one_process(varied, (gpu,))
 
     def _all_in_one(self, choices: Sequence[Choice]) -> Iterator[Cell]:
         """Programs that drive all GPUs by themselves, in one worker that sees them."""
         for choice in choices:
             yield from self._broken(choice)
-        yield from self._benches(_in_one_process(choices, self.gpus.usable))
+        yield from self._benches(self._in_one_process(choices, self.gpus.usable))
+
+    def _in_one_process(self, choices: Sequence[Choice], gpus: tuple[Gpu, ...]) -> list[_Bench]:
+        """Benches of one process each; choices that compare the same arms share one."""
+        found: dict[Any, _Bench] = {}
+        for choice in choices:
+            compared = self._under_all_bindings(choice)
+            new = _Bench(gpus, compared=compared, environments=choice.environments)
+            bench = found.setdefault((repr(choice.environments), compared), new)
+            bench.cases.extend(choice.unshared())
+        return list(found.values())
 
     def _gangs(self, choices: Sequence[Choice]) -> Iterator[Cell]:
         """Collectives: one rank for each GPU where there are several, else CPU processes."""
@@ -558,16 +564,6 @@ def environments(
         else:
             refused.append((arm, why))
     return arms, refused
-
-
-def _in_one_process(choices: Sequence[Choice], gpus: tuple[Gpu, ...]) -> list[_Bench]:
-    """Benches of one process each; choices that compare the same settings share one."""
-    found: dict[str, _Bench] = {}
-    for choice in choices:
-        key = repr(choice.environments)
-        bench = found.setdefault(key, _Bench(gpus, environments=choice.environments))
-        bench.cases.extend(choice.unshared())
-    return list(found.values())
 
 
 def _laid_out_as(choice: Choice) -> Arms:
