@@ -185,7 +185,9 @@ def test_all_gpus_together_load_as_fast_as_each_alone() -> None:
     assert alone == pytest.approx(55.3e9, rel=0.01)
     assert together == pytest.approx(109.3e9, rel=0.01)
     assert together / (2 * alone) == pytest.approx(0.988, abs=0.01)
-    assert contention.find(device_figures(cells("host_to_device")), {}) == []
+    figures = device_figures(cells("host_to_device"))
+    assert contention.find(figures, {}) == []
+    assert contention.kept(figures) == {"host_to_device": pytest.approx(0.976, abs=0.001)}
 
 
 def test_the_ring_of_every_kept_log_is_the_one_that_was_asked_for() -> None:
@@ -327,6 +329,7 @@ def test_its_report_fits_and_names_both_gpus() -> None:
     for part in (
         *("2x NVIDIA H200", "279 ok, 17 not applicable", "286.73", "NV18", "1.65x"),
         *("took 11 min 05 s", "at least 250.81 GiB memory"),
+        "no GPU loses more than 5.0 % while all are busy",
         "prefill, local, spread, remote: not applicable, this host shows one NUMA node",
         "ranks  arm                   8 KiB   128 MiB\n",
     ):
@@ -352,3 +355,6 @@ def test_its_page_is_drawn() -> None:
     page = render_report(Sight(document()["data"]))
     assert len(page.encode()) < 8_000_000
     assert "NVIDIA H200" in page
+    assert "2048 tokens, bf16, graph, 2 GPUs, arm none/auto" in page
+    sizes = re.findall(r"float32 ([^<]*) arm none/auto</td>", page)
+    assert sizes == ["8 KiB", "256 KiB", "4 MiB", "128 MiB", "1 GiB"]

@@ -70,6 +70,15 @@ def find(
     return found
 
 
+def kept(figures: Sequence[DeviceFigure]) -> dict[str, float]:
+    """By probe, the smallest share of its own figure that a GPU kept while all were busy."""
+    found: dict[str, float] = {}
+    for single, together in _pairs(figures):
+        share = together / single.value
+        found[single.probe] = min(share, found.get(single.probe, share))
+    return found
+
+
 def _pairs(figures: Sequence[DeviceFigure]) -> Iterator[tuple[DeviceFigure, float]]:
     """
     A GPU's figure alone, and what it had while all were busy.

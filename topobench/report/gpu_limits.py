@@ -49,8 +49,11 @@ def contention_section(
     cells: Sequence[Cell], hosts: Sequence[Host], places: Places
 ) -> Iterator[RenderableType]:
     """What GPUs lose when all are measured at once, by what they share."""
-    for loss in losses(cells, hosts):
+    found = losses(cells, hosts)
+    for loss in found:
         yield Prose(_loss_text(loss, places), style="yellow")
+    if not found and (text := kept_text(cells)):
+        yield Prose(text)
 
 
 def expectations_section(
@@ -135,6 +138,14 @@ def losses(cells: Sequence[Cell], hosts: Sequence[Host]) -> list[Contention]:
         for h in hosts
     }
     return _worst_of_each_path(contention.find(device_figures(cells), paths))
+
+
+def kept_text(cells: Sequence[Cell]) -> str:
+    """That no GPU loses, where each was measured alone and while all were busy; else nothing."""
+    kept = contention.kept(device_figures(cells))
+    shares = ", ".join(f"{probe} {format_percent(share)}" for probe, share in kept.items())
+    least = f"no GPU loses more than {format_percent(contention.LOSS)} while all are busy"
+    return f"{least}; the least that one kept: {shares}" if kept else ""
 
 
 def models_of(hosts: Sequence[Host]) -> dict[str, str]:

@@ -173,7 +173,7 @@ def hop_classes(cells: Sequence[Cell], places: Places) -> Iterator[Part]:
     Args:
         cells: Of one host.
     """
-    groups: dict[tuple[str, str, str], dict[tuple[str, ...], list[float]]] = {}
+    groups: dict[tuple[str, str, int, str], dict[tuple[str, ...], list[float]]] = {}
     for cell in cells:
         pair = tuple(cell["devices"])
         metric = BUSBW.name if cell["ranks"] > 1 else BANDWIDTH.name
@@ -181,8 +181,8 @@ def hop_classes(cells: Sequence[Cell], places: Places) -> Iterator[Part]:
             continue
         for reading in cell["readings"]:
             if reading["metric"] == metric and not reading["point"] and reading["median"]:
-                case = _case(cell)
-                key = clean(cell["path_class"]), clean(cell["probe"]), case
+                size = int(cell["params"].get("bytes") or 0)
+                key = clean(cell["path_class"]), clean(cell["probe"]), size, _case(cell)
                 groups.setdefault(key, {}).setdefault(pair, []).append(reading["median"])
     rows = [_class_row(key, pairs, places) for key, pairs in sorted(groups.items())]
     if rows:
@@ -202,13 +202,14 @@ _CLASS_HEADS = (
 
 
 def _class_row(
-    key: tuple[str, str, str], pairs: Mapping[tuple[str, ...], list[float]], places: Places
+    key: tuple[str, str, int, str], pairs: Mapping[tuple[str, ...], list[float]], places: Places
 ) -> list[str]:
+    path_class, probe, _, case = key
     medians = {pair: statistics.median(v) for pair, v in pairs.items()}
     worst = min(medians, key=lambda p: medians[p])
     middle, low, high = statistics.median(medians.values()), medians[worst], max(medians.values())
     return [
-        *key,
+        *(path_class, probe, case),
         str(len(medians)),
         f"{middle / 1e9:.2f}",
         f"{low / 1e9:.2f}",
