@@ -11,6 +11,7 @@ from rich.console import Console
 import report_documents as documents
 from topobench.report.arms_text import arms_section
 from topobench.report.bindings_text import binding_rows
+from topobench.report.notes import environments
 from topobench.report.records import Places
 
 GPU = documents.gpu_uuid("gpu01", 0)
@@ -97,3 +98,11 @@ def test_one_numa_node_is_given_as_the_reason_that_bindings_do_not_apply() -> No
         "nothing to choose"
     )
     assert shown(left) == ""
+
+
+def test_variables_are_told_of_arms_whose_names_do_not_say_them() -> None:
+    arms = {"none/auto+p2p_off": {"NCCL_P2P_DISABLE": "1"}, "none+ENGINE=new": {"ENGINE": "new"}}
+    cells = [documents.cell("command", arm=arm, env=env) for arm, env in arms.items()]
+    assert environments(cells) == {"none/auto+p2p_off": "NCCL_P2P_DISABLE=1"}
+    twice = [*cells, documents.cell("command", arm="none/auto+p2p_off")]
+    assert environments(twice) is None

@@ -48,12 +48,13 @@ def environments(cells: Sequence[Cell]) -> dict[str, str] | None:
     """
     Arm -> the variables it sets, of arms that set any; None where a name has two meanings.
 
-    A name without variables and the same one with some are two meanings, too.
+    A name without variables and the same one with some are two meanings, too. A name that says
+    its variables itself needs no more words.
     """
     found = {(c["arm"], env_arms.text_of(c["env"])) for c in cells}
     if len({arm for arm, _ in found}) < len(found):
         return None
-    return {arm: text for arm, text in found if text}
+    return {arm: text for arm, text in found if text and not arm.endswith(f"+{text}")}
 
 
 def _proof(metric: str, cells: Sequence[Cell]) -> Iterator[str]:
