@@ -17,6 +17,7 @@ from documents import check as valid
 from topobench import cli, commands, judging
 from topobench.db import look, schema, selecting, verdicts
 from topobench.db.engine import reading, writing
+from topobench.db.merge import import_store
 from topobench.db.store import Store
 from topobench.errors import ConfigError, NotFound, UsageError
 from topobench.host import Host
@@ -432,6 +433,7 @@ def test_the_planted_faults_of_a_demo_fleet_are_found_and_nothing_else(
     capsys.readouterr()
     with Store.open(f"sqlite:///{made}") as store:
         sweep = next(s for s in store.sweeps(50) if s["cluster"] == "synthetic-sxm")["id"]
+        judging.check(f"sqlite:///{made}", sweep, as_of="2099-01-01")
     found = document(capsys, "check", sweep, "--store", f"sqlite:///{made}")
     assert found["data"]["synthetic"]
     bad = {n: v for n, v in levels(found["data"]).items() if v not in ("ok", "learning")}
@@ -440,3 +442,10 @@ def test_the_planted_faults_of_a_demo_fleet_are_found_and_nothing_else(
     assert "peers and its own history agree on" in told["checks"][-1]["reason"]
     named = {(s["name"], s["device_name"]) for s in found["data"]["subjects"] if s["device"]}
     assert named == {("h06", "gpu:2"), ("h09", "gpu:0")}
+    with Store.open(f"sqlite:///{made}") as store:  # the device of h09 has two of one check
+        standing = sum(v.superseded_by is None for v in rows(store, schema.verdict))
+    subjects = found["data"]["subjects"]
+    assert standing == sum(1 + len(s["checks"]) for s in subjects)
+    with Store.open(f"sqlite:///{tmp_path}/copy.db") as copy:
+        import_store(copy, f"sqlite:///{made}")
+        assert sum(v.superseded_by is None for v in rows(copy, schema.verdict)) == standing

@@ -45,11 +45,11 @@ def of_sweep(
     for name, key in _OF_SWEEP.items():
         table = schema.metadata.tables[name]
         query = sa.select(table).where(table.c.sweep_id == sweep_id).order_by(table.c.id)
-        for row in source.execute(query):
-            made = _of_sweep(mapped, table, row, here)
-            if _find(target, table, key, made) is None:
-                insert_id(target, table, made)
-                total += 1
+        made = [_of_sweep(mapped, table, row, here) for row in source.execute(query)]
+        # All are looked for first: a device may have several verdicts of one check.
+        for row in [m for m in made if _find(target, table, key, m) is None]:
+            insert_id(target, table, row)
+            total += 1
     return total
 
 
@@ -100,7 +100,9 @@ def _verdict(source: Connection, target: Connection, mapped: Mapped, source_id: 
     if sweep_id is None:
         return None
     made = _of_sweep(mapped, schema.verdict, row, sweep_id)
-    return _find(target, schema.verdict, _OF_SWEEP["verdict"], made)
+    key = _OF_SWEEP["verdict"]
+    same = _find(target, schema.verdict, (*key, "reason"), made)
+    return same or _find(target, schema.verdict, key, made)
 
 
 def _translated(mapped: Mapped, table: Table, row: Any) -> dict[str, Any] | None:

@@ -173,13 +173,17 @@ def _is_stored(connection: Connection, loaded: Loaded, version: str, digest: str
     return connection.execute(query.limit(1)).first() is not None
 
 
-def _current(connection: Connection, sweep_id: int) -> dict[_Place, int]:
-    """The verdicts on a sweep that nothing has superseded yet."""
+def _current(connection: Connection, sweep_id: int) -> list[tuple[_Place, int]]:
+    """
+    The verdicts on a sweep that nothing has superseded yet, with their place.
+
+    A device may have several of one check: each link of it that is down says so.
+    """
     v = schema.verdict
     query = sa.select(v.c.host_id, v.c.device_id, v.c.check_name, v.c.id).where(
         v.c.sweep_id == sweep_id, v.c.superseded_by.is_(None)
     )
-    return {(r.host_id, r.device_id, r.check_name): r.id for r in connection.execute(query)}
+    return [((r.host_id, r.device_id, r.check_name), r.id) for r in connection.execute(query)]
 
 
 def _put_subject(
@@ -215,10 +219,12 @@ def _put_subject(
     return ids
 
 
-def _supersede(connection: Connection, before: dict[_Place, int], new: dict[_Place, int]) -> None:
+def _supersede(
+    connection: Connection, before: list[tuple[_Place, int]], new: dict[_Place, int]
+) -> None:
     """Link each verdict to the one in its place; to the host's own where there is none now."""
     v = schema.verdict
-    for place, old in before.items():
+    for place, old in before:
         later = new.get(place) or new.get((place[0], None, OVERALL))
         connection.execute(v.update().where(v.c.id == old).values(superseded_by=later))
 
