@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from topobench import env_arms, user_command
+from topobench import env_arms
 from topobench.comparison import Comparison, compare_paired
 from topobench.probes.metrics import ALGBW
 from topobench.reading import MEASURED, Better, Scalar
 from topobench.units import format_bytes
+from topobench.user_command import PROBE, Definition
 
 Cell = Mapping[str, Any]
 Place = tuple[int, int, str]
@@ -126,25 +127,39 @@ def arm_effects(found: Sequence[Bench]) -> Iterator[ArmEffect]:
     """
     Every arm against no binding, or else against ``local``, where blocks hold both.
 
-    Of a user's command that is against the first of its environments, if it has any.
+    Of a user's command with environments, bindings are compared within each of them, and each
+    of them with the first.
     """
     for bench in found:
-        bare = {bare_name(arm): arm for arm in bench.arms}
-        reference = next((bare[r] for r in _references(bench) if r in bare), None)
-        if bench.metric == ALGBW.name or reference is None:  # algbw says what busbw says
+        if bench.metric == ALGBW.name:  # it says what busbw says
             continue
+        bare = {bare_name(arm): arm for arm in bench.arms}
+        first = _first_environment(bench)
         for arm, pairs in bench.arms.items():
+            names = _references(bare_name(arm), first)
+            reference = next((bare[name] for name in names if name in bare), arm)
             if arm != reference and bench.arms[reference].keys() & pairs.keys():
                 effect = compared(bench, reference, arm)
                 yield ArmEffect(bench, bare_name(arm), reference, bench.median(arm), effect)
 
 
-def _references(bench: Bench) -> Iterator[str]:
-    """Arms without a ring, the one that others are held against before those that stand in."""
-    text = bench.param("definition") if bench.probe == user_command.PROBE else None
-    settings = user_command.Definition.from_text(str(text)).settings[0] if text else {}
-    for binding in _REFERENCES:
-        yield f"{binding}+{env_arms.text_of(settings)}" if settings else binding
+def _first_environment(bench: Bench) -> str:
+    """Variables of the first environment of a user's command; empty if none can be told."""
+    text = bench.param("definition") if bench.probe == PROBE else None
+    try:
+        return env_arms.text_of(Definition.from_text(str(text)).settings[0]) if text else ""
+    except ValueError:  # a definition of another version
+        return ""
+
+
+def _references(arm: str, first: str) -> Iterator[str]:
+    """What an arm without a ring is held against, before what stands in for that."""
+    binding, _, settings = arm.partition("+")
+    for name in _REFERENCES:
+        if first:
+            yield f"{name}+{first if binding == name else settings}"
+        else:
+            yield name
 
 
 def bare_name(arm: str) -> str:
