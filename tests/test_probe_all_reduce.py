@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,6 +197,20 @@ def test_the_meeting_address_is_that_of_the_interface() -> None:
     assert collective.local_address(None) == "127.0.0.1"
     with pytest.raises(ProbeError, match="interface 'nosuch0' has no address on this host"):
         collective.local_address("nosuch0")
+
+
+def test_a_link_local_address_is_none_that_others_can_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel lists it beside the others, in any order; it cannot be bound without a scope."""
+    entries = [
+        SimpleNamespace(family=socket.AF_INET6, address=address)
+        for address in ("fd00::7", "fe80::1%eth7")
+    ]
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"eth7": entries, "eth8": entries[1:]})
+    assert collective.local_address("eth7") == "fd00::7"
+    with pytest.raises(ProbeError, match="interface 'eth8' has no address on this host"):
+        collective.local_address("eth8")
 
 
 def test_an_interface_that_gloo_would_not_find_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

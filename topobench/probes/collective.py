@@ -224,7 +224,13 @@ def _addresses(interface: str) -> list[tuple[int, str]]:
 
     entries = psutil.net_if_addrs().get(interface, [])
     families = (socket.AF_INET, socket.AF_INET6)
-    return [(e.family, e.address.partition("%")[0]) for e in entries if e.family in families]
+    found = [(e.family, e.address.partition("%")[0]) for e in entries if e.family in families]
+    # A link-local address means nothing to other hosts.
+    return [(f, a) for f, a in found if f == socket.AF_INET or not _is_link_local(a)]
+
+
+def _is_link_local(address: str) -> bool:
+    return ipaddress.ip_address(address).is_link_local
 
 
 def _device(context: WorkerContext, backend: str) -> Any:
@@ -274,13 +280,22 @@ def _meet(context: WorkerContext, backend: str, device: Any) -> _Joined:
 
 
 def _serve(address: str, context: WorkerContext, timeout: datetime.timedelta) -> Any:
-    """Rank 0's store, listening on one address only (torch's own would listen on all)."""
+    """
+    Rank 0's store, listening on one address only (torch's own would listen on all).
+
+    Raises:
+        ProbeError: ``unsupported``: it cannot listen there.
+    """
     import torch.distributed as dist
 
     v6 = ":" in address
-    listener = socket.socket(socket.AF_INET6 if v6 else socket.AF_INET)
-    listener.bind((address, 0))
-    listener.listen(max(128, context.ranks))
+    try:
+        listener = socket.socket(socket.AF_INET6 if v6 else socket.AF_INET)
+        listener.bind((address, 0))
+        listener.listen(max(128, context.ranks))
+    except OSError as error:
+        text = f"rank 0 cannot listen on {address}: {error.strerror}"
+        raise ProbeError(ReasonCode.UNSUPPORTED, text) from error
     port = listener.getsockname()[1]
     store = dist.TCPStore(
         address,
