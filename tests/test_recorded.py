@@ -335,6 +335,7 @@ def test_its_report_fits_and_names_both_gpus() -> None:
     ):
         assert part in text
     assert "prefill, none: not applicable" not in text
+    assert text.index("60 cells: power_capped") < text.index("every cell: nccl_conf")
 
 
 def test_the_report_of_eight_blocks_says_equivalent() -> None:

@@ -176,16 +176,22 @@ def _has_arms(cells: Sequence[Document]) -> bool:
 
 
 def cell_warnings(cells: Sequence[Document]) -> Iterator[RenderableType]:
-    """Each text once; of many that differ in numbers only (one code), the commonest."""
+    """
+    Each text once; of many that differ in numbers only (one code), the commonest.
+
+    What every cell has tells none from another, and comes last.
+    """
+    every = sum(1 for c in cells if c["status"] in MEASURED or c.get("warnings"))
     found = Counter(warning_text(w) for c in cells for w in c.get("warnings") or ())
     by_code: dict[str, list[tuple[str, int]]] = {}
     for warning, times in found.most_common():
         code = warning.partition(": ")[0]
         by_code.setdefault(code if code.isidentifier() else warning, []).append((warning, times))
-    for alike in by_code.values():
+    for alike in sorted(by_code.values(), key=lambda a: a[0][1] == every > 1):
         shown = alike if len(alike) <= MOST_ALIKE else alike[:1]
         for warning, times in shown:
-            yield Prose(f"{count(times, 'cell')}: {warning}", style="yellow")
+            where = "every cell" if times == every > 1 else count(times, "cell")
+            yield Prose(f"{where}: {warning}", style="yellow")
         if hidden := sum(times for _, times in alike[len(shown) :]):
             code = alike[0][0].partition(": ")[0]
             yield Prose(f"{count(hidden, 'cell')} more: {code}, with other numbers", style="yellow")
