@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sqlite3
 import threading
 import time
@@ -34,6 +35,7 @@ from topobench.db.engine import (
     sqlite_uri,
 )
 from topobench.db.files import check_place
+from topobench.db.views import VIEWS
 from topobench.errors import StoreError, StoreUnreachable, UsageError
 
 ROLE = "topobench_read"
@@ -157,7 +159,20 @@ def _sqlite_error(error: Exception, timeout_seconds: float) -> Exception:
         return _too_long(timeout_seconds)
     if "not authorized" in message or "prohibited" in message:
         return UsageError(f"only SELECT may be run here: {message}")
-    return UsageError(f"SQL: {message}")
+    return UsageError(f"SQL: {message}{_where_names_are(message)}")
+
+
+_MISSING = re.compile(r"no such table: |relation .* does not exist")
+_MISSING_COLUMN = re.compile(r"no such column: |column .* does not exist")
+
+
+def _where_names_are(message: str) -> str:
+    """Beside a name that is not there: the views there are, or where columns are listed."""
+    if _MISSING.search(message):
+        return f"; views are {', '.join(VIEWS)}, and tables in docs/schema.md"
+    if _MISSING_COLUMN.search(message):
+        return "; docs/schema.md has the columns, and SELECT * shows them"
+    return ""
 
 
 def _too_long(timeout_seconds: float) -> StoreError:
@@ -216,7 +231,8 @@ def _run_postgresql(url: URL, text: str, timeout_seconds: float) -> Answer:
         except psycopg.OperationalError as error:
             raise StoreUnreachable(f"{mask_url(url)}: {error}") from error
         except psycopg.Error as error:
-            raise UsageError(f"SQL: {str(error).strip()}") from error
+            message = str(error).strip()
+            raise UsageError(f"SQL: {message}{_where_names_are(message)}") from error
         finally:
             whole.cancel()
 
