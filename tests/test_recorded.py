@@ -24,6 +24,9 @@ from topobench.device_figures import device_figures
 from topobench.effects import Bench, benches, compared
 from topobench.prefill_shared import Shared
 from topobench.report.page import Sight, render_report
+from topobench.report.page.arms import arms
+from topobench.report.page.parts import Figure
+from topobench.report.records import Places
 from topobench.report.text import render_sweep
 from topobench.topology import Topology
 
@@ -350,6 +353,21 @@ def test_the_advice_on_eight_blocks_is_to_leave_the_rings_to_nccl() -> None:
     assert found["ring"].outlook is Outlook.NO_GAIN
     assert found["ring"].effect_ratio == pytest.approx(0.0, abs=0.001)
     assert found["ring"].text.startswith("leave the rings to NCCL")
+
+
+def test_the_figure_of_arms_tells_each_loss_once() -> None:
+    """Bandwidth of large messages, not their time too, which grows without end."""
+    data = document()["data"]
+    (figure,) = arms("h0", data["cells"], Places.of(data["hosts"]))
+    assert isinstance(figure, Figure)
+    labels = [t for t in figure.layout["yaxis"]["ticktext"] if t.startswith("all_reduce")]
+    assert labels == [
+        "all_reduce float32 8 KiB 2 ranks, latency",
+        "all_reduce float32 4 MiB 2 ranks, busbw",
+        "all_reduce float32 1 GiB 2 ranks, busbw",
+    ]
+    least = min(min(trace["x"]) for trace in figure.traces)
+    assert least == pytest.approx(-98.4, abs=0.5)  # the prompt of 2048 tokens without peer access
 
 
 def test_its_page_is_drawn() -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 from topobench.comparison import Change, Comparison
 from topobench.effects import ArmEffect, Bench, arm_effects, bare_name, benches
+from topobench.probes.metrics import BUSBW, LATENCY
 from topobench.report import figures
+from topobench.report.gangs import MIDDLE
 from topobench.report.page import plots
 from topobench.report.page.parts import Figure, Head, Part, Table
 from topobench.report.records import Places
@@ -37,7 +39,23 @@ def arms(name: str, cells: Sequence[Mapping[str, Any]], places: Places) -> Itera
 def _effects(cells: Sequence[Mapping[str, Any]]) -> Iterator[ArmEffect]:
     found = benches(cells)
     kept = _few_sizes(found)
-    return arm_effects([b for b in found if b.param("bytes") in kept[_family(b)]])
+    told = _told_once([b for b in found if b.param("bytes") in kept[_family(b)]])
+    return arm_effects(told)
+
+
+def _told_once(found: Sequence[Bench]) -> list[Bench]:
+    """Of collectives the time of small messages or the bandwidth of large: one says the other."""
+    both = {_case(b) for b in found if b.metric == BUSBW.name}
+    left_out = {
+        _case(b): BUSBW.name if int(b.param("bytes") or 0) < MIDDLE else LATENCY.name
+        for b in found
+        if _case(b) in both
+    }
+    return [b for b in found if left_out.get(_case(b)) != b.metric]
+
+
+def _case(bench: Bench) -> Any:
+    return bench.host, bench.probe, bench.params, bench.devices, bench.ranks
 
 
 def _few_sizes(found: Sequence[Bench]) -> dict[Any, set[Any]]:
