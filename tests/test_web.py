@@ -135,6 +135,7 @@ def test_named_queries_have_forms_answers_and_csv(server: Served) -> None:
     assert lines[0].startswith("cluster,host,devices,probe")
     assert len(lines) == shown + 1
     assert server.ask("/query/no-such?run=1").status == 400
+    assert server.ask("/query/latest?run=1&host=%00").status == 400
     wrong = server.ask(f"/query/latest?run=1&since={quote(HOSTILE)}")
     assert wrong.status == 400
     assert html.escape(HOSTILE) in wrong.text
@@ -224,6 +225,9 @@ def test_with_a_token_nothing_is_told_without_it(store: str, token_file: Path) -
         assert "h01" in server.ask("/", headers={"Authorization": f"Bearer {TOKEN}"}).text
         asked = server.ask("/sweeps", headers={"Accept": "text/html"})
         assert (asked.status, asked.headers["location"]) == (303, "/login?next=/sweeps")
+        asked = server.ask("/compare?a=h%3A1&b=%25", headers={"Accept": "text/html"})
+        entered = server.ask(asked.headers["location"], data=f"token={TOKEN}".encode())
+        assert entered.headers["location"] == "/compare?a=h%3A1&b=%25", "the whole question"
         assert server.ask("/login", data=b"token=wrong").status == 403
         entered = server.ask("/login?next=/sweeps", data=f"token={TOKEN}".encode())
         assert (entered.status, entered.headers["location"]) == (303, "/sweeps")
@@ -274,6 +278,22 @@ def test_without_a_store_every_page_says_what_makes_one(tmp_path: Path) -> None:
         assert "No host was measured yet." in empty.text
         assert "No sweep is stored yet." in server.ask("/sweeps").text
         assert server.ask("/query/latest?run=1").status == 200
+
+
+def test_a_store_that_was_moved_or_replaced_is_not_shown_any_longer(tmp_path: Path) -> None:
+    """SQLite would read on in the file that it opened, whatever became of it."""
+    first, second = (sights.store_at(tmp_path / n) for n in ("one", "two"))
+    for url, name in ((first, "h01"), (second, "h02")):
+        Path(url.removeprefix("sqlite:///")).parent.mkdir()
+        sights.fill(url, [sights.host(name, gpus=0)], probes="host_memory", most=1)
+    path, other = (Path(url.removeprefix("sqlite:///")) for url in (first, second))
+    with served(first) as server:
+        assert ">h01<" in server.ask("/").text
+        path.rename(tmp_path / "away.db")
+        assert (server.ask("/").status, server.ask("/healthz").status) == (503, 503)
+        other.rename(path)
+        answer = server.ask("/")
+        assert (">h01<" in answer.text, ">h02<" in answer.text) == (False, True)
 
 
 def test_a_taken_port_and_an_open_address_are_told(

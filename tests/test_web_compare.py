@@ -58,11 +58,11 @@ def server(store: str) -> Iterator[Served]:
         yield running
 
 
-def children(pid: int) -> list[int]:
-    """Its processes that compare."""
+def children(pid: int, word: bytes = b"topobench.web.comparison") -> list[int]:
+    """Its processes with that word in their commands: those that compare."""
     found = Path(f"/proc/{pid}/task").glob("*/children")
     pids = [int(word) for file in found for word in file.read_text().split()]
-    return [p for p in pids if b"topobench.web.comparison" in _command(p)]
+    return [p for p in pids if word in _command(p)]
 
 
 def _command(pid: int) -> bytes:
@@ -138,6 +138,15 @@ def test_a_comparison_ends_with_its_server(store: str) -> None:
         assert server.ask(f"/compare?{LARGE}").status == 202
         (child,) = until(lambda: children(server.process.pid), "no process compares")
     until(lambda: processes.find(child) is None, "it still compares")
+
+
+def test_a_report_ends_with_its_server(store: str) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        with served(store) as server:
+            answer = thread.submit(server.ask, "/sweep/latest/report.html")
+            (child,) = until(lambda: children(server.process.pid, b"--html"), "no report is made")
+        assert (answer.result().status, "is ending" in answer.result().text) == (503, True)
+    assert processes.find(child) is None
 
 
 def test_a_comparison_ends_with_a_server_that_is_killed(store: str) -> None:

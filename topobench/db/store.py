@@ -43,7 +43,7 @@ class Store:
         self._url = mask_url(url)
         self._path = path
         self._identity = identity(path)
-        self._writer = Writer(engine, self._check_file)
+        self._writer = Writer(engine, self.check_file)
 
     @classmethod
     def open(cls, url: str, *, create: bool = True, read_only: bool = False) -> Store:
@@ -373,8 +373,13 @@ class Store:
         with reading(self._engine) as connection:
             return sweep_summary(find_sweep(connection, id))
 
-    def _check_file(self) -> None:
-        """SQLite goes on writing into a file that was deleted; nobody would ever see it."""
+    def check_file(self) -> None:
+        """
+        SQLite goes on with a file that was deleted, and would write what nobody ever sees.
+
+        Raises:
+            StoreUnreachable: The file is not the one that was opened.
+        """
         if identity(self._path) != self._identity:
             raise StoreUnreachable(
                 f"{self._path}: the file was removed or replaced while it was open"

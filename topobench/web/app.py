@@ -129,6 +129,7 @@ def _limiter(app: Starlette) -> anyio.CapacityLimiter:
 def _answered(site: Site, request: Request, make: Callable[[Request], Response]) -> Response:
     """The answer, or a page that says what is wrong."""
     try:
+        _check_text(request)
         return make(request)
     except UsageError as error:
         form = pages.form_of(request.url.path, request.query_params)
@@ -146,6 +147,17 @@ def _answered(site: Site, request: Request, make: Callable[[Request], Response])
         return HTMLResponse(pages.trouble("Busy", str(error)), status_code=503)
     except TopobenchError as error:
         return HTMLResponse(pages.trouble("That did not work", str(error)), status_code=500)
+
+
+def _check_text(request: Request) -> None:
+    """
+    Refuse what PostgreSQL cannot even look for.
+
+    Raises:
+        UsageError: A NUL is in the address.
+    """
+    if any("\0" in text for text in (request.url.path, *request.query_params.values())):
+        raise UsageError("a NUL character is in the address: nothing is called so")
 
 
 def _comparison(site: Site, request: Request) -> Response:
@@ -245,9 +257,14 @@ async def _our_fault(request: Request, error: Exception) -> Response:
 class _Server(uvicorn.Server):
     """Ends well at the first signal, without raising it again."""
 
+    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+        super().__init__(config)
+        self._site = site
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         def stop(number: int, frame: FrameType | None) -> None:
+            self._site.stop()
             self.handle_exit(number, frame)
 
         kept = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
@@ -291,7 +308,7 @@ def serve(url: str, address: Address, ready: Callable[[str], None]) -> str:
     )
     ready(where)
     try:
-        _Server(config).run(sockets=[listener])
+        _Server(config, site).run(sockets=[listener])
     finally:
         site.close()
         listener.close()

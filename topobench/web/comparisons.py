@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from topobench.errors import RefusedError, TopobenchError, UsageError
+from topobench.web import child
+from topobench.web.child import Ended
 from topobench.web.comparison import KINDS
 
 AT_ONCE = 2
@@ -26,7 +27,6 @@ FRESH_SECONDS = 60.0
 UNASKED_SECONDS = 180.0
 """One that nobody asked for in this time is ended; browsers ask once a minute in the background."""
 LONGEST_SECONDS = 600.0
-_LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Comparisons:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._lock, self._stopped = threading.Lock(), threading.Event()
+        self._lock, self._stopped = threading.Lock(), False
         self._jobs: OrderedDict[Question, Job] = OrderedDict()
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="comparison")
 
@@ -118,9 +118,18 @@ class Comparisons:
             if not isinstance(job.error, UsageError) and self._jobs.get(job.question) is job:
                 del self._jobs[job.question]
 
+    def forget(self) -> None:
+        """Answer nothing from before: another store took the place of this one."""
+        with self._lock:
+            self._jobs.clear()
+
+    def stop(self) -> None:
+        """End those that are under way, without waiting."""
+        self._stopped = True
+
     def close(self) -> None:
         """End those that are under way."""
-        self._stopped.set()
+        self.stop()
         self._threads.shutdown(cancel_futures=True)
 
     def _forget_oldest(self) -> None:
@@ -141,27 +150,11 @@ class Comparisons:
     def _made(self, job: Job) -> dict[str, Any]:
         self._check(job)
         job.begun = time.monotonic()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "topobench.web.comparison"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
         question = dataclasses.asdict(job.question)
         whole = {"store": self._url, "parent": os.getpid(), "question": question}
-        given: bytes | None = json.dumps(whole).encode()
-        try:
-            while True:
-                try:
-                    output, log = process.communicate(given, timeout=_LOOK_SECONDS)
-                    break
-                except subprocess.TimeoutExpired:
-                    given = None
-                    self._check(job)
-        finally:
-            process.kill()
-            process.wait()
-        return _answer(process.returncode, output, log)
+        command = [sys.executable, "-m", "topobench.web.comparison"]
+        given = json.dumps(whole).encode()
+        return _answer(child.run(command, lambda: self._check(job), given=given))
 
     def _check(self, job: Job) -> None:
         """
@@ -171,7 +164,7 @@ class Comparisons:
             RefusedError: The server ends, or nobody waits for it.
             TopobenchError: It takes too long.
         """
-        if self._stopped.is_set():
+        if self._stopped:
             raise RefusedError("the server is ending")
         if time.monotonic() > job.asked + UNASKED_SECONDS:
             raise RefusedError("nobody asked for this comparison any more; ask again")
@@ -182,13 +175,15 @@ class Comparisons:
             )
 
 
-def _answer(code: int, output: bytes, log: bytes) -> dict[str, Any]:
+def _answer(ended: Ended) -> dict[str, Any]:
     """What the process found, or the error that it met."""
-    if code:
-        last = log.decode("utf-8", "replace").strip()[-600:]
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        raise TopobenchError(f"the process that compared {how}: {last or 'it said nothing'}")
-    answer = json.loads(output)
+    if ended.code:
+        killed = f"was killed by signal {-ended.code}"
+        how = killed if ended.code < 0 else f"ended with code {ended.code}"
+        raise TopobenchError(
+            f"the process that compared {how}: {ended.last_words() or 'it said nothing'}"
+        )
+    answer = json.loads(ended.output)
     if "error" in answer:
         raise KINDS[answer["error"]](answer["text"])
     found: dict[str, Any] = answer["found"]

@@ -75,11 +75,13 @@ class Guard:
             return PlainTextResponse("unknown name of this server\n", status_code=421)
         posts = scope["method"] == "POST" and path == "/login"
         if scope["method"] not in ("GET", "HEAD") and not posts:
-            return PlainTextResponse("only to be read\n", status_code=405, headers={"allow": "GET"})
+            allowed = {"allow": "GET, HEAD"}
+            return PlainTextResponse("only to be read\n", status_code=405, headers=allowed)
         if self.token is None or path in OPEN or self._is_known(headers):
             return None
         if "text/html" in headers.get("accept", ""):
-            return RedirectResponse(f"/login?next={quote(path, safe='/')}", status_code=303)
+            wanted = quote(_asked(scope), safe="/")
+            return RedirectResponse(f"/login?next={wanted}", status_code=303)
         return PlainTextResponse(
             "a token is needed: Authorization: Bearer TOKEN\n",
             status_code=401,
@@ -134,6 +136,12 @@ def read_token(file: Path) -> str:
 def is_loopback(host: str) -> bool:
     """Whether only this host can reach an address."""
     return host in LOOPBACK or host.startswith("127.")
+
+
+def _asked(scope: Scope) -> str:
+    """The path and the query as they were sent."""
+    path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
 
 
 def _name(host: str) -> str:

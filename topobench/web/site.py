@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from topobench.errors import NotFound, RefusedError, StoreError, StoreUnreachable, TopobenchError
+from topobench.web import child
 from topobench.web.comparisons import Comparisons
 
 if TYPE_CHECKING:
@@ -36,12 +37,13 @@ class Site:
         self.url, self.token = url, token
         self._lock, self._reports = threading.Lock(), threading.Lock()
         self._store: Store | None = None
+        self._stopped = False
         self._pages: OrderedDict[str, str] = OrderedDict()
         self.comparisons = Comparisons(url)
 
     def store(self) -> Store:
         """
-        The open store; opened again where it was away.
+        The open store; opened again where it was away, or another file took its place.
 
         Raises:
             StoreError: It is not there, or cannot be read; the message says what to do.
@@ -49,6 +51,11 @@ class Site:
         from topobench.db.store import Store
 
         with self._lock:
+            if self._store is not None and not _is_there(self._store):
+                self._store.close()
+                self._store = None
+                self._pages.clear()  # the same ids may mean something else now
+                self.comparisons.forget()
             if self._store is None:
                 try:
                     self._store = Store.open(self.url, create=False, read_only=True)
@@ -61,8 +68,14 @@ class Site:
         if isinstance(error, StoreUnreachable):
             self._let_go()
 
+    def stop(self) -> None:
+        """End what takes long, without waiting: nobody will see it any more."""
+        self._stopped = True
+        self.comparisons.stop()
+
     def close(self) -> None:
         """Close the store and end what is under way."""
+        self.stop()
         self.comparisons.close()
         self._let_go()
 
@@ -88,9 +101,30 @@ class Site:
         if not self._reports.acquire(blocking=False):  # nobody waits: waiting takes a thread
             raise RefusedError("another report is being made; ask again in a moment")
         try:
-            return _made_report(self.url, sweep)
+            return self._made_report(sweep)
         finally:
             self._reports.release()
+
+    def _made_report(self, sweep: str) -> str:
+        begun = time.monotonic()
+
+        def check() -> None:
+            if self._stopped:
+                raise RefusedError("the server is ending")
+            if time.monotonic() > begun + REPORT_SECONDS:
+                raise TopobenchError(
+                    f"the report took longer than {REPORT_SECONDS} s; topobench report "
+                    f"{sweep[:8]} --html FILE has no such limit"
+                )
+
+        environment = {**os.environ, "TOPOBENCH_STORE": self.url}  # it may hold a password
+        with tempfile.TemporaryDirectory(prefix="topobench-") as folder:
+            file = Path(folder) / "report.html"
+            command = [sys.executable, "-m", "topobench", "report", sweep, "--html", str(file)]
+            ended = child.run(command, check, environment=environment)
+            if ended.code:
+                raise TopobenchError(ended.last_words() or "the report was not written")
+            return file.read_text(encoding="utf-8")
 
     def kept(self, key: str, make: Callable[[], str]) -> str:
         """A part of a page that never changes: kept, or made now."""
@@ -106,25 +140,9 @@ class Site:
         return made
 
 
-def _made_report(url: str, sweep: str) -> str:
-    environment = {**os.environ, "TOPOBENCH_STORE": url}  # it may hold a password
-    with tempfile.TemporaryDirectory(prefix="topobench-") as folder:
-        file = Path(folder) / "report.html"
-        command = [sys.executable, "-m", "topobench", "report", sweep, "--html", str(file)]
-        try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=REPORT_SECONDS,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise TopobenchError(
-                f"the report took longer than {REPORT_SECONDS} s; topobench report {sweep[:8]} "
-                "--html FILE has no such limit"
-            ) from error
-        if done.returncode:
-            raise TopobenchError(done.stderr.strip()[-600:] or "the report was not written")
-        return file.read_text(encoding="utf-8")
+def _is_there(store: Store) -> bool:
+    try:
+        store.check_file()
+    except StoreUnreachable:
+        return False
+    return True
