@@ -20,14 +20,15 @@ import pytest
 from planning import dual, host
 from topobench import config
 from topobench.config import ClusterConfig, Overrides
-from topobench.errors import ConfigError
+from topobench.errors import ConfigError, ResultInvalid
 from topobench.plan import make_plan
-from topobench.probes import serving_facts, serving_windows
+from topobench.probes import serving_checks, serving_facts, serving_windows
 from topobench.probes.serving import Serving
 from topobench.probes.serving_gpu import GpuMeter, metered
 from topobench.probes.serving_load import BLOCK, Lengths, Prompts, Scale, arrivals
 from topobench.probes.serving_results import level_readings
 from topobench.probes.serving_search import BRACKET, CONFIRM, Search, Seen, upper_share
+from topobench.probes.serving_session import Result
 from topobench.probes.serving_windows import Collected, Flow, Health, Limits, Served, Window
 from topobench.reading import ReasonCode, Status
 from topobench.server_definition import Server
@@ -288,6 +289,25 @@ def test_a_load_without_a_window_that_may_be_used_has_no_numbers() -> None:
     for given, loads in ((windows, {1}), (windows[1:], {2, 3})):
         found = list(level_readings(given, GpuMeter([]), ladder=True))
         assert {r.point["concurrency"] for r in found} == loads
+
+
+def test_windows_over_the_limit_count_in_the_shares_though_never_steady() -> None:
+    """Of two loads: one was over in one of two windows, the other failed a tenth of them."""
+    over = window(over=200, flow=Flow(60.0, 900.0, 400, 465.0))
+    failed = dataclasses.replace(window(errors=40), load=16)
+    windows = [window(), over, window(health=Health(0.03, 0.1, 0.3)), failed]
+    found = {
+        (r.metric, r.point["concurrency"]): r.samples
+        for r in level_readings(windows, GpuMeter([]), ladder=True)
+    }
+    assert found["windows_within_ratio", 8] == (0.5,)
+    assert found["goodput_ratio", 8] == (1.0, 0.5)
+    assert len(found["ttft_seconds", 8]) == 400
+    assert (found["goodput_ratio", 16], found["error_ratio", 16]) == ((0.9,), (0.1,))
+    assert ("ttft_seconds", 16) not in found
+    serving_checks.refuse(Result(tuple(windows), {}, 0))
+    with pytest.raises(ResultInvalid, match="40 of 400 requests failed"):
+        serving_checks.refuse(Result((failed,), {}, 0))
 
 
 def closed_server(slots: int, noise: random.Random) -> Callable[[float], Seen]:
@@ -626,7 +646,7 @@ class TestConfig:
         assert Serving(mode="search").estimated_seconds() == 652.0
 
     def test_the_estimate_of_a_rate_counts_the_requests_of_a_window(self) -> None:
-        slow = {"arrivals": "poisson", "ramp": 0.0}
+        slow: dict[str, Any] = {"arrivals": "poisson", "ramp": 0.0}
         assert Serving(rate=4.0, **slow).estimated_seconds() == 2 + 75
         assert Serving(rate=0.5, **slow).estimated_seconds() == 2 + 300
         assert Serving(rate=100.0, **slow).estimated_seconds() == 2 + 60

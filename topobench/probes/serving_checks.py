@@ -16,6 +16,16 @@ EXACT_SHARE = 0.99
 """Of the prompts and answers that have the tokens asked for."""
 
 
+def usable(windows: Sequence[Window]) -> list[Window]:
+    """Those whose times and rates may be used: valid, and of a load that the server answered."""
+    found = []
+    for load in dict.fromkeys(w.load for w in windows):
+        own = [w for w in windows if w.valid and w.load == load]
+        if sum(w.error_count for w in own) <= MOST_FAILED * sum(w.n for w in own):
+            found += own
+    return found
+
+
 def warnings(result: Result) -> Iterator[str]:
     """What does not spoil the numbers but must be known beside them."""
     windows = result.windows
@@ -51,16 +61,16 @@ def refuse(result: Result) -> None:
         none = "too many were in flight before the first window" if given_up else "none was sent"
         kinds = ", ".join(sorted({k for w in windows for k in w.errors})) or none
         raise ProbeError(ReasonCode.REQUESTS_FAILED, f"no request was answered: {kinds}")
-    usable = [w for w in windows if w.valid or (result.search and w.meets is not None)]
-    if not usable:
+    known = [w for w in windows if w.valid or (result.search and w.meets is not None)]
+    if not known:
         code, text = _worst(windows)
         raise ResultInvalid(code, text)
     if result.search is not None and result.search.best is None:
         _refuse_search(result.search, windows)
-    failed = sum(w.error_count for w in usable)
-    if result.search is None and failed > MOST_FAILED * sum(w.n for w in usable):
-        kinds = ", ".join(sorted({k for w in usable for k in w.errors}))
-        text = f"{failed} of {sum(w.n for w in usable)} requests failed ({kinds})"
+    if result.search is None and not usable(windows):
+        kinds = ", ".join(sorted({k for w in known for k in w.errors}))
+        failed, n = sum(w.error_count for w in known), sum(w.n for w in known)
+        text = f"{failed} of {n} requests failed ({kinds})"
         raise ResultInvalid(ReasonCode.REQUESTS_FAILED, text)
 
 

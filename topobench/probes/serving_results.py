@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from topobench import stats
+from topobench.probes import serving_checks
 from topobench.probes import serving_metrics as metrics
 from topobench.probes.serving_client import trace_text
 from topobench.probes.serving_gpu import GpuMeter
@@ -28,18 +29,23 @@ def level_readings(
     """
     What was measured at each load, of the windows that may be used; of all, if none may at all.
 
+    Shares within the limit are of every window that was judged: one that was over it counts, too,
+    though an overloaded server is never steady.
+
     Args:
         ladder: There are several loads: each is a point.
     """
-    usable = [w for w in windows if w.valid] or windows
+    usable = serving_checks.usable(windows) or windows
     loads = dict.fromkeys((w.load, w.open_loop) for w in windows)
     for load, open_loop in loads:
-        used = [w for w in usable if w.load == load and w.answered]
+        used = [w for w in usable if w.load == load]
+        judged = [w for w in windows if w.load == load and w.n and (w.valid or w.meets is False)]
         point: dict[str, Scalar] = {}
         if ladder:
             point = {"rate_requests_per_second": load} if open_loop else {"concurrency": int(load)}
-        if used:
-            yield from _readings(used, meter, point)
+        if answered := [w for w in used if w.answered]:
+            yield from _readings(answered, meter, point)
+        yield from _shares(judged or [w for w in used if w.n], point)
 
 
 def search_readings(
@@ -56,6 +62,7 @@ def search_readings(
     last = [w for w in windows if w.purpose == CONFIRM and w.load == search.best]
     if shown := last[-search.in_a_row :] or [w for w in windows if w.answered][-1:]:
         yield from _readings(shown, meter, {})
+        yield from _shares(shown, {})
 
 
 def conditions(result: Result, meter: GpuMeter) -> dict[str, Any]:
@@ -94,13 +101,19 @@ def _readings(
     yield _one(metrics.REQUESTS, [w.answered / w.seconds for w in windows], point)
     if all(w.good for w in windows):
         yield _one(metrics.GOODPUT, [w.good / w.seconds for w in windows], point)
-    yield _one(metrics.GOODPUT_RATIO, [w.good / w.n for w in windows], point)
-    within = sum(w.meets is True for w in windows) / len(windows)
-    if all(w.meets is not None for w in windows):
-        yield _one(metrics.WITHIN_WINDOWS, [within], point)
-    yield _one(metrics.ERRORS, [w.error_count / w.n for w in windows], point)
     yield _one(metrics.IN_FLIGHT, [w.flow.in_flight for w in windows], point)
     yield from _gpus(windows, meter, point)
+
+
+def _shares(windows: Sequence[Window], point: Mapping[str, Scalar]) -> Iterator[Reading]:
+    """Of the requests and of the windows at a load."""
+    if not windows:
+        return
+    yield _one(metrics.GOODPUT_RATIO, [w.good / w.n for w in windows], point)
+    if all(w.meets is not None for w in windows):
+        within = sum(w.meets is True for w in windows) / len(windows)
+        yield _one(metrics.WITHIN_WINDOWS, [within], point)
+    yield _one(metrics.ERRORS, [w.error_count / w.n for w in windows], point)
 
 
 def _gpus(

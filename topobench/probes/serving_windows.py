@@ -430,7 +430,7 @@ def _unsteady(flow: Flow, health: Health, limits: Limits) -> Iterator[tuple[Reas
         told = "nothing was in flight" if ratio is None else f"rate x time is {ratio:.1%} of that"
         text = (
             f"Little's law does not hold: {flow.in_flight:.2f} requests were in flight, {told}; "
-            "the load was not steady, take longer windows"
+            "the load was not steady; take longer windows, or offer less"
         )
         yield ReasonCode.UNSTEADY, text
 

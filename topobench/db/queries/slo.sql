@@ -7,8 +7,8 @@
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
 -- Of the newest run of each case. concurrency: requests in flight; offered_per_second: of an open
--- loop. first_over: smallest load above that did not hold, NULL if none was tried: then the server
--- may take more. n, errors, p99_seconds (the worst), tokens_per_joule: of its windows. A load that
+-- loop. first_over: smallest load above with a window that broke the limit, NULL if there is none:
+-- then the server may take more. n, errors, p99_seconds (the worst), tokens_per_joule: of its windows. A load that
 -- broke the limit when a search confirmed it did not hold, whatever it did before.
 WITH newest AS (
     SELECT
@@ -27,6 +27,8 @@ WITH newest AS (
         held, max(limit_on) AS limit_on, max(limit_seconds) AS limit_seconds,
         max(CASE WHEN purpose = 'confirm' AND (100 * n_over > n OR 1000 * errors > n)
             THEN 1 ELSE 0 END) AS given_up,
+        max(CASE WHEN (100 * n_over > n OR 1000 * errors > n)
+            AND (coalesce(valid, 1) = 1 OR purpose = 'bracket') THEN 1 ELSE 0 END) AS broke,
         max(meets_in_a_row) AS in_a_row, count(*) AS n_windows,
         sum(n) AS n, sum(n_over) AS n_over, sum(errors) AS errors,
         max(p99_seconds) AS p99_seconds, avg(answered_per_second) AS answered_per_second,
@@ -46,8 +48,8 @@ WITH newest AS (
 ), bracketed AS (
     SELECT
         judged.*,
-        min(CASE WHEN best IS NULL OR held > best THEN held END) OVER (PARTITION BY run)
-            AS above,
+        min(CASE WHEN broke = 1 AND (best IS NULL OR held > best) THEN held END)
+            OVER (PARTITION BY run) AS above,
         row_number() OVER (
             PARTITION BY run ORDER BY CASE WHEN held = best THEN 0 ELSE 1 END, held
         ) AS place
