@@ -191,9 +191,9 @@ def test_wrong_sql_is_a_usage_error_with_the_database_s_words(url: str) -> None:
 
 
 def test_a_name_that_is_not_there_leads_to_those_that_are(url: str) -> None:
-    with pytest.raises(UsageError, match="views are v_reading, v_latest, .*docs/schema.md"):
+    with pytest.raises(UsageError, match=r"views are v_reading, v_latest, .*docs/schema\.md"):
         run_sql(url, "SELECT * FROM latest")
-    with pytest.raises(UsageError, match="docs/schema.md has the columns"):
+    with pytest.raises(UsageError, match=r"docs/schema\.md has the columns"):
         run_sql(url, "SELECT gpu FROM v_latest")
 
 
