@@ -23,7 +23,7 @@ from topobench.agents.nccl_run import unpack
 from topobench.device_figures import device_figures
 from topobench.effects import Bench, benches, compared
 from topobench.prefill_shared import Shared
-from topobench.report.page import Sight, render_report
+from topobench.report.page import Sight, computing, render_report
 from topobench.report.page.arms import arms
 from topobench.report.page.parts import Figure
 from topobench.report.records import Places
@@ -368,6 +368,15 @@ def test_the_figure_of_arms_tells_each_loss_once() -> None:
     ]
     least = min(min(trace["x"]) for trace in figure.traces)
     assert least == pytest.approx(-98.4, abs=0.5)  # the prompt of 2048 tokens without peer access
+
+
+def test_the_roofline_shows_no_model_that_waits_for_another_gpu() -> None:
+    data = document()["data"]
+    (figure,) = computing.roofline("h0", data["cells"], Places.of(data["hosts"]))
+    assert isinstance(figure, Figure)
+    (points,) = (trace for trace in figure.traces if trace["mode"] == "markers")
+    assert len(points["x"]) == 6
+    assert sorted(points["y"]) == pytest.approx([411.4] * 3 + [546] * 3, rel=0.02)
 
 
 def test_its_page_is_drawn() -> None:

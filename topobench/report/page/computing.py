@@ -179,10 +179,15 @@ def roofline(name: str, cells: Sequence[Cell], places: Places) -> Iterator[Part]
 
 
 def _prefill_points(cells: Sequence[Cell], first: int) -> list[dict[str, Any]]:
-    """Prefill by the arithmetic that its bytes of memory are known to come with."""
+    """
+    Prefill by the arithmetic that its bytes of memory are known to come with.
+
+    A model that several GPUs share also waits for their all-reduces, which no roof tells.
+    """
     points: dict[str, list[tuple[float, float, str]]] = {}
     for cell in cells:
-        if cell["status"] not in MEASURED or cell["probe"] != "prefill":
+        shared = (cell["params"].get("tensor_parallel") or 1) > 1
+        if cell["status"] not in MEASURED or cell["probe"] != "prefill" or shared:
             continue
         work = work_of("prefill", cell["params"])
         values = {r["metric"]: r["median"] for r in cell["readings"] if not r["point"]}
