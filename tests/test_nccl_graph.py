@@ -196,6 +196,7 @@ MANY = [FOUR] * 33
         (document(graph(FOUR, crossnic="7"), tree(FOUR)), "crossnic='7'"),
         (document(graph(FOUR, speedintra="0"), tree(FOUR)), "could choose no algorithm"),
         (document(graph(FOUR, speedintra="nan"), tree(FOUR)), "speedintra='nan' is no number"),
+        (document(graph(FOUR, speedintra="4_8"), tree(FOUR)), "speedintra='4_8' is no number"),
         (document(graph(FOUR, speedinter="-1"), tree(FOUR)), "speedinter=-1"),
         (document(graph("0 0x1 0x2"), tree(FOUR)), "lacks the GPU 3"),
         (document(graph("0 0x1 0x2 0x3 0x1"), tree(FOUR)), "has the GPU 1 twice"),

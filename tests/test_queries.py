@@ -185,6 +185,7 @@ def check_collectives(store: Store) -> None:
     assert pick(rows, "n_ranks", "n_hosts", "path_class", "backend", "bytes", "median") == [
         (2, 1, "NV18", "gloo", 8192, 3e9)
     ]
+    assert '"backend":"gloo"' in rows[0]["params"], "what else tells two rows of a size apart"
     assert answer(store, "all-reduce-by-size", bytes="16K") == []
 
 

@@ -41,6 +41,7 @@ _ATTRIBUTES = (
 _TAG = re.compile(r'<(/?)([a-z]+)((?: [a-z]+="[^"<>\n]*")*)(/?)>')
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _ATTRIBUTE = re.compile(r' ([a-z]+)="([^"]*)"')
+_REAL = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 _DEVICE = re.compile(r"[0-9]|0x[0-9a-f]{1,16}")
 
 
@@ -355,10 +356,7 @@ def _check_settings(graph: Graph, *, cross_nic: bool) -> None:
 
 
 def _real(text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = float(text) if _REAL.fullmatch(text) else math.nan
     if not math.isfinite(value):
         raise _bad(f"{what}={text!r} is no number")
     return value

@@ -9,9 +9,9 @@
 SELECT
     cluster, host, sku, n_ranks, n_hosts, path_class, backend, dtype, arm, ring, bytes,
     metric, unit, n_processes, n, median, ci_lo, ci_hi, ci_level, devices,
-    :now - measured_unix_seconds AS age_seconds, sweep, source, synthetic
+    :now - measured_unix_seconds AS age_seconds, params, sweep, source, synthetic
 FROM v_latest
 WHERE op = :op AND metric <> 'locality_ratio' AND coalesce(rank, -1) < 0
     AND (:bytes = 0 OR bytes = :bytes) AND measured_at >= :since AND host LIKE :host
     AND source LIKE :source
-ORDER BY cluster, host, n_ranks, devices, backend, dtype, arm, metric, bytes, point
+ORDER BY cluster, host, n_ranks, devices, backend, dtype, arm, metric, bytes, params, point

@@ -34,7 +34,7 @@ WITH placed AS (
         avg(CASE WHEN 2 * place BETWEEN n_groups AND n_groups + 2 THEN median END) AS median,
         min(median) AS lowest, max(median) AS highest, max(ci_lo) AS ci_lo, max(ci_hi) AS ci_hi,
         max(ci_level) AS ci_level, max(hour_amount) AS hour_amount,
-        min(measured_unix_seconds) AS oldest, source, synthetic
+        min(measured_unix_seconds) AS oldest, max(params) AS params, source, synthetic
     FROM placed
     GROUP BY
         cluster, sku, n_ranks, n_hosts, backend, dtype, arm, bytes, basis, currency, kinds,
@@ -53,7 +53,8 @@ SELECT
     hour_amount / median * 1e9 AS hour_amount_per_gbps,
     hour_amount / hi * 1e9 AS hour_amount_per_gbps_lo,
     hour_amount / lo * 1e9 AS hour_amount_per_gbps_hi,
-    level AS ci_level, n_measured_hosts, n, :now - oldest AS age_seconds, source, synthetic
+    level AS ci_level, n_measured_hosts, n, :now - oldest AS age_seconds, params,
+    source, synthetic
 FROM bounded
 WHERE median > 0 AND (lo IS NULL OR lo > 0)
-ORDER BY currency, basis, hour_amount_per_gbps, cluster, sku, n_ranks, dtype, arm
+ORDER BY currency, basis, hour_amount_per_gbps, cluster, sku, n_ranks, dtype, arm, params
