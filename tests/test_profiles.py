@@ -41,18 +41,21 @@ def test_repeats_and_arms(name: str, processes: int, blocks: int, bindings: list
     [
         ("quick", {"host_to_device", "kernel_launch", "prefill", "all_reduce"}),
         ("standard", {"host_to_device", "kernel_launch"}),
-        ("full", {"host_to_device", "kernel_launch", "all_reduce"}),
+        ("full", {"host_to_device", "kernel_launch", "prefill", "decode", "all_reduce"}),
     ],
 )
 def test_bindings_are_compared_where_they_act(name: str, compared: set[str]) -> None:
     """The others run under the first one; bindings that the user names are compared for all."""
     chosen = config.load(None, environ={}, overrides=Overrides(profile=name))
     arms: dict[str, set[str]] = {}
-    for cell in planned(make_plan(chosen, [host(dual(8))], seed=1).cells):
+    plan = make_plan(chosen, [host(dual(8))], seed=1)
+    for cell in planned(plan.cells):
         if "cpu_node" not in cell.case.params:
             arms.setdefault(cell.case.probe, set()).add(cell.arm.binding.name)
     assert {probe for probe, names in arms.items() if len(names) > 1} == compared
     assert all("none" in names for names in arms.values())
+    shared = [c for c in plan.cells if c.case.params.get("tensor_parallel", 1) != 1]
+    assert name == "quick" or {c.arm.binding.name for c in shared} == {"none"}
     own = config.load(None, environ={}, overrides=Overrides(profile=name, bindings="none,local"))
     assert own.one_binding == ()
 
@@ -66,7 +69,7 @@ def test_blocks_come_in_mirrored_pairs() -> None:
     ("profile", "probe", "first", "last", "step"),
     [
         ("standard", "host_to_device", 4 << 10, 256 << 20, 4),
-        ("full", "host_to_device", 4 << 10, 256 << 20, 2),
+        ("full", "host_to_device", 16 << 10, 256 << 20, 2),
         ("full", "prefill", 128, 8192, 2),
         ("full", "all_reduce", 8, 8 << 30, 2),
     ],

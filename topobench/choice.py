@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 from topobench.config import ProbeChoice
+from topobench.config_fields import SHARING
 from topobench.errors import UsageError
 from topobench.probes import registry
 from topobench.probes.protocol import Probe, build, fields_of, suited
@@ -21,8 +22,6 @@ GPUS = "gpus"
 """Parameter of a user's command: which GPUs its process sees."""
 AT_ONCE = "at_once"
 """Parameter of probes that measure one GPU, or all GPUs of a host at the same time."""
-SHARING = "tensor_parallel"
-"""Parameter of probes that run a model on one GPU, or share it between so many."""
 SHAPE = "shape"
 """Parameter of such probes: the model."""
 

@@ -83,7 +83,8 @@ class Profile:
         processes: Worker processes a case, where no arms are compared.
         blocks: Complete blocks of an arm comparison, every second one the mirror of the
             one before it; 0 runs each arm once.
-        one_binding: Names of probes that run under the first of the bindings alone.
+        one_binding: Names of probes that run under the first of the bindings alone;
+            ``tensor_parallel`` of models that GPUs share.
     """
 
     name: str
@@ -185,7 +186,7 @@ KEYS: Parsers = {
     "devices": config_fields.strings,
     "probes": config_fields.probes,
     "bindings": config_fields.bindings,
-    "one_binding": config_fields.probe_names,
+    "one_binding": config_fields.one_binding,
     "rings": config_fields.rings,
     "env_arms": config_fields.env_arms,
     "env": config_fields.environment,
@@ -298,7 +299,7 @@ def profiles() -> Mapping[str, Profile]:
         "processes": value_of(parse_count),
         "blocks": value_of(parse_count),
         "bindings": config_fields.bindings,
-        "one_binding": config_fields.probe_names,
+        "one_binding": config_fields.one_binding,
         "probes": config_fields.probes,
     }
     table = yaml_strict.parse(text, "profiles.yaml", fields.mistakes)

@@ -26,6 +26,9 @@ from topobench.topology import parse_cpu_list
 from topobench.units import format_bytes, parse_bytes, parse_count, parse_duration, parse_number
 from topobench.yaml_strict import Entry, Listing, Node, Table, Text
 
+SHARING = "tensor_parallel"
+"""Parameter of probes that run a model on one GPU, or share it between so many."""
+
 T = TypeVar("T")
 
 BUILT_IN_BINDINGS = ("none", "local", "remote", "spread")
@@ -333,10 +336,14 @@ def probes(fields: Fields, node: Node, key: str) -> tuple[ProbeChoice, ...]:
     return fields.unique(found, key)
 
 
-def probe_names(fields: Fields, node: Node, key: str) -> tuple[str, ...]:
-    """Names of probes, each once."""
+def one_binding(fields: Fields, node: Node, key: str) -> tuple[str, ...]:
+    """Names of probes, or ``tensor_parallel`` for models that GPUs share, each once."""
     found = [(fields.text(item, name), item.where) for name, item in fields.items(node, key)]
-    known = [(t, where, t) for t, where in found if t and _known_probe(fields, where, key, t)]
+    known = [
+        (text, where, text)
+        for text, where in found
+        if text and (text == SHARING or _known_probe(fields, where, key, text))
+    ]
     return fields.unique(known, key)
 
 

@@ -21,8 +21,9 @@ from topobench.bindings import (
     equal_threads,
     with_threads,
 )
-from topobench.choice import GPUS, SHAPE, SHARING, Choice, Timed
+from topobench.choice import GPUS, SHAPE, Choice, Timed
 from topobench.config import ClusterConfig
+from topobench.config_fields import SHARING
 from topobench.device_sets import device_sets
 from topobench.errors import UsageError
 from topobench.host import Host
@@ -174,10 +175,11 @@ class _Layout:
         left = [c for c in choices if c not in on_gpu]
         yield from self._benches([*benches, *self._in_one_process(left, ())])
 
-    def _under_all_bindings(self, choice: Choice) -> bool:
-        """Whether its bindings are compared."""
+    def _under_all_bindings(self, choice: Choice, *, shared: bool = False) -> bool:
+        """Whether its bindings are compared; ``shared``: where GPUs share a model."""
+        once = self.site.config.one_binding
         inside = choice.probe.arms is Arms.DEVICE
-        return not inside and choice.probe.name not in self.site.config.one_binding
+        return not (inside or choice.probe.name in once or (shared and SHARING in once))
 
     def _gpu_benches(self, choices: Sequence[Choice]) -> Iterator[_Bench]:
         """
@@ -297,7 +299,7 @@ class _Layout:
                 sets = device_sets(self.host.topology, self.gpus.whole, ranks)
             for gpus in sets:
                 arms = ranks == most
-                bound = arms and self._under_all_bindings(choice)
+                bound = arms and self._under_all_bindings(choice, shared=True)
                 new = _Bench(gpus, ranks, rings=bool(gpus), compared=bound, env_arms=arms)
                 key = gpus, ranks, bound if arms else choice.probe.name
                 benches.setdefault(key, new).cases.extend(cases)
