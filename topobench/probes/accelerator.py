@@ -223,7 +223,7 @@ class Gpu:
             products.try_once()
             products.choose()
             each = max(self._site.gather(self.once(lambda: products.enqueue(1))))
-            queued = min(QUEUE_MAX, max(1, round(gemm.BURST_SAMPLE_SECONDS / each)))
+            queued = min(QUEUE_MAX, max(1, round(gemm.burst_seconds(self._site) / each)))
             steady = gemm.Endurance(0.0, CEILING_SECONDS)
             figures = self._site.queued(products.enqueue, queued, steady)
         counted = figures.total.samples[figures.total.warmups :]

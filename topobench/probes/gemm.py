@@ -156,8 +156,7 @@ class Gemm:
         flop = 2.0 * self.size**3
         if self.mode == "burst":
             budget = min(BURST_SECONDS, site.context.deadline_seconds / 8)
-            sample = BURST_SAMPLE_SECONDS if site.group is None else BURST_LAP_SECONDS
-            count = self._products_in(sample, site, products)
+            count = self._products_in(burst_seconds(site), site, products)
             with so_far.rates(FLOP.name, flop):
                 burst = Sampler(stats.BANDWIDTH_TOLERANCE, budget)
             return site.queued(products.enqueue, min(QUEUE_MAX, count), burst)
@@ -391,6 +390,11 @@ def set_bytes(dtype: str, size: int) -> int:
     precision = PRECISIONS[dtype]
     widths = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
     return (2 * widths.get(precision.operand, 1) + widths[precision.result]) * size**2
+
+
+def burst_seconds(site: device_work.Site) -> float:
+    """Of a sample of products, or of a lap where GPUs multiply at once."""
+    return BURST_SAMPLE_SECONDS if site.group is None else BURST_LAP_SECONDS
 
 
 def sets_beyond_cache(dtype: str, size: int, cache: int) -> int:
