@@ -128,7 +128,7 @@ clusters:
   - cluster: lab.yaml
     schedules:
       - {name: nightly, cron: "0 2 * * *", profile: standard, budget: 30m}
-      - {name: noon, cron: "0 12 * * *", quiet: [], zone: UTC}
+      - {name: noon, cron: "0 12 * * *", quiet: [], zone: UTC, probes: [gemm, peer], hosts: "a,b"}
   - cluster: {name: solo, probes: [host_memory]}
     store: sqlite:///solo.db
     jitter: 0s
@@ -146,6 +146,8 @@ def test_keys_of_a_schedule_win_over_the_cluster_s_and_the_fleet_s(tmp_path: Pat
     assert (nightly.config.profile, nightly.config.budget_seconds) == ("standard", 1800)
     assert (nightly.config.store, solo.config.store) == ("sqlite:///fleet.db", "sqlite:///solo.db")
     assert [p.name for p in solo.config.probes] == ["host_memory"]
+    assert [p.name for p in noon.config.probes] == ["gemm", "peer"]
+    assert noon.config.only_hosts == ("a", "b")
     shift = jitter("prod", "lab", 1200)
     assert (nightly.times.shift_seconds, noon.times.shift_seconds) == (shift, shift)
     assert (nightly.times.zone, noon.times.zone) == ("Europe/Berlin", "UTC")

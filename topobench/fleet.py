@@ -149,6 +149,12 @@ def _quiet(fields: Fields, node: Node, key: str) -> tuple[Quiet, ...]:
     return tuple(quiet for quiet in read if quiet is not None)
 
 
+def _names(fields: Fields, node: Node, key: str) -> str | None:
+    """Names as the flag takes them (``a,b``), or as a list as in cluster.yaml."""
+    found = [fields.text(item, name) for name, item in fields.items(node, key)]
+    return ",".join(text for text in found if text) or None
+
+
 def _clusters(fields: Fields, node: Node, key: str) -> list[tuple[str, dict[str, Any]]]:
     return [
         (item.where, fields.section(fields.table(item, name), _CLUSTER, f"{name}."))
@@ -181,8 +187,8 @@ _SCHEDULE: Parsers = {
     "name": value_of(_word),
     "cron": value_of(fleet_times.parse_cron),
     "profile": value_of(str),
-    "probes": value_of(str),
-    "hosts": value_of(str),
+    "probes": _names,
+    "hosts": _names,
     "budget": value_of(str),
 }
 _CLUSTER: Parsers = {
