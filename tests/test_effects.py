@@ -55,6 +55,29 @@ def test_workers_that_chose_different_attention_kernels_are_no_pair() -> None:
     assert found.effect_ratio == pytest.approx(0.0)
 
 
+def test_each_load_of_a_ladder_is_a_bench_of_its_own() -> None:
+    """An arm may be worth nothing at four in flight, and a tenth at eight."""
+    cells = []
+    for block in range(8):
+        for arm in ("none", "local"):
+            told = [
+                documents.reading("ttft_seconds", 0.1, point={"concurrency": 4}),
+                documents.reading(
+                    "ttft_seconds", 0.22 if arm == "local" else 0.2, point={"concurrency": 8}
+                ),
+            ]
+            served = documents.cell(
+                "serving", told, params={"server": "mine"}, binding=documents.binding(arm)
+            )
+            cells.append({**served, "block": block})
+    found = {e.bench.param("concurrency"): e for e in arm_effects(benches(cells))}
+    assert {load: e.found.verdict for load, e in found.items()} == {
+        4: Change.EQUIVALENT,
+        8: Change.REGRESSED,
+    }
+    assert found[8].bench.words == "serving mine"
+
+
 def test_each_of_the_gpus_at_once_is_a_bench_of_its_own() -> None:
     """As probes tell them: by rank and device. What ranks of one model took is no GPU's own."""
     metric = "bandwidth_bytes_per_second"

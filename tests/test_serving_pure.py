@@ -586,6 +586,7 @@ class TestConfig:
             ('url: "https://10.9.0.20:8000/v1/"', "model: x", "needs either url: of a running"),
             ('url: "https://', 'url: "ftp://', "is no address"),
             ('url: "https://', 'url: "https://me:secret@', "holds a secret"),
+            (":8000/v1/", ":8000/v1/chat/completions", "expected the part before /v1"),
             (":8000/v1", ":0/v1", "is no address: Port out of range"),
             (":8000/v1", ":80000/v1", "is no address: Port out of range"),
             (":8000/v1", ":http/v1", "is no address: Port could not be cast"),
@@ -603,6 +604,20 @@ class TestConfig:
         with pytest.raises(ConfigError) as error:
             load(tmp_path, SERVERS.replace(wrong, right, 1))
         assert said in str(error.value)
+
+    @pytest.mark.parametrize(
+        ("written", "base"),
+        [
+            ("http://[2001:db8::20]:8000", "http://[2001:db8::20]:8000"),
+            ("http://10.9.0.20/", "http://10.9.0.20"),
+            ("https://gate/team/v1", "https://gate/team"),
+        ],
+    )
+    def test_an_address_may_end_as_its_server_shows_it(
+        self, tmp_path: Path, written: str, base: str
+    ) -> None:
+        found = load(tmp_path, SERVERS.replace("https://10.9.0.20:8000/v1/", written))
+        assert found.servers[0].url == base
 
     def test_a_started_server_is_given_up_after_ten_times_its_start(self, tmp_path: Path) -> None:
         engine = load(tmp_path, SERVERS.replace("start: 90s", "start: 5s")).servers[1]

@@ -164,7 +164,10 @@ def _url(text: str) -> str:
             raise ValueError("Port out of range 1-65535")
     except ValueError as error:
         raise ValueError(f"{text!r} is no address: {error}") from error
-    return text.rstrip("/").removesuffix("/v1")
+    base = text.rstrip("/").removesuffix("/v1")
+    if base.endswith("/completions"):
+        raise ValueError(f"{text!r} is one page of a server; expected the part before /v1")
+    return base
 
 
 def _key_env(text: str) -> str:

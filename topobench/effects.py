@@ -34,10 +34,12 @@ _OF_TOKENS = frozenset({"prefill", "decode"})
 HOST_PART = "host_part_seconds"
 """Judged by arm only: of hosts or nights, a part that took longer says nothing."""
 _REFERENCES = ("none", "local")
-_TOLD = ("op", "direction", "shape", "attention", "mode", "dtype", "kv_dtype")
+_TOLD = ("op", "direction", "shape", "attention", "mode", "dtype", "kv_dtype", "server")
 _NOT_RESULTS = frozenset({"locality_ratio"})
 _OF_A_GPU = ({"device"}, {"rank", "device"})
 """Coordinates of what one of several GPUs gave that were measured at once."""
+_OF_A_LOAD = ({"concurrency"}, {"rate_requests_per_second"})
+"""Coordinates of one of several loads on a server: each is a case of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +194,13 @@ def _tolerance(bench: Bench) -> float:
 
 
 def _readings(cell: Cell) -> Iterator[tuple[Bench, float]]:
-    """Where each number belongs: whole results, parts of GPUs at once, parts of host work."""
-    params = tuple(sorted(cell["params"].items()))
+    """Where each number belongs: whole results, loads, parts of GPUs at once or of host work."""
     for reading in cell["readings"]:
         median, point = reading["median"], reading["point"]
         part = point.get("part") if reading["metric"] == HOST_PART else None
         better = Better.LOWER if part else Better(reading["better"])
-        wanted = not point or set(point) in _OF_A_GPU or part
+        load = point if set(point) in _OF_A_LOAD else {}
+        wanted = not point or set(point) in _OF_A_GPU or part or load
         if not wanted or not median or reading["metric"] in _NOT_RESULTS or not better:
             continue
         device = point.get("device")
@@ -206,7 +208,7 @@ def _readings(cell: Cell) -> Iterator[tuple[Bench, float]]:
             Bench(
                 host=cell["host"],
                 probe=cell["probe"],
-                params=params,
+                params=tuple(sorted({**cell["params"], **load}.items())),
                 devices=(device,) if device else tuple(cell["devices"]),
                 ranks=cell["ranks"],
                 metric=reading["metric"],
