@@ -67,6 +67,7 @@ class Fleet:
         binding: Any = "none",
         env: Mapping[str, str] | None = None,
         ranks: int = 1,
+        point: Mapping[str, Scalar] | None = None,
         **begin: Any,
     ) -> str:
         """
@@ -99,17 +100,19 @@ class Fleet:
             for place, cell in enumerate(cells):
                 change = effect if isinstance(effect, float) else effect.get(cell.host, 0.0)
                 middle = level * (1 + change)
-                reading = self._reading(middle, metric, samples)
+                reading = self._reading(middle, metric, samples, point)
                 own = driver if driver is None or isinstance(driver, str) else driver[cell.host]
                 more = {**({"driver": own} if own else {}), **(environment or {})}
                 store.put_run(_run(cell, reading, place, day, more, warnings))
             store.end_sweep(sweep, ended_at=storing.at(len(cells) + 60, day))
         return sweep
 
-    def _reading(self, middle: float, metric: str, samples: int) -> Reading:
+    def _reading(
+        self, middle: float, metric: str, samples: int, point: Mapping[str, Scalar] | None
+    ) -> Reading:
         centre = middle * self.random.gauss(1, self.spread)
         made = [centre * self.random.gauss(1, 0.001) for _ in range(samples)]
-        found = storing.reading(centre, metric=metric, samples=made)
+        found = storing.reading(centre, metric=metric, samples=made, point=point)
         if samples < 299:
             return found
         worst = sorted(made)[int(0.99 * samples)]

@@ -127,6 +127,20 @@ def test_devices_of_one_host_are_compared_one_by_one(fleet: Fleet, ask: Any) -> 
     assert words == {"GPU-0": "equivalent", "GPU-1": "regressed"}
 
 
+def test_ranks_of_one_case_are_told_apart(fleet: Fleet, ask: Any, capsys: Any) -> None:
+    made: dict[str, Any] = {"metric": storing.LATENCY, "probe": "all_reduce", "ranks": 2}
+    for day, effect in ((2, 0.0), (3, 0.06)):
+        for rank in (0, 1):
+            fleet.sweep(day=day, effect=rank * effect, point={"rank": rank}, **made)
+    sides = ("date:2026-11-02", "date:2026-11-03")
+    words = {c["point"]["rank"]: c["verdict"] for c in ask(*sides).data["cases"]}
+    assert words == {0: "equivalent", 1: "regressed"}
+    cli.main(["compare", *sides, "--store", fleet.url])
+    shown = capsys.readouterr().out
+    rows = re.findall(r"^ +([01]) .* (regressed|equivalent)$", shown, re.MULTILINE)
+    assert rows == [("1", "regressed"), ("0", "equivalent")]
+
+
 def test_many_hosts_are_paired_with_themselves(fleet: Fleet, ask: Any) -> None:
     hosts = [f"h{n:02d}" for n in range(8)]
     levels = {h: 0.02 * n for n, h in enumerate(hosts)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ class Case:
     Args:
         host: Where it was measured; None where hosts are pooled.
         devices: GPU keys; empty where devices or hosts are pooled, or none was used.
+        point: Where in the case it stands, as in readings: a rank, or a GPU of several.
         unit_of: What a value is: ``processes``, ``nights`` or ``hosts``.
         median_a: Median of side a, in the metric's unit; of the hosts compared.
         comparison: None if it was refused.
@@ -45,6 +47,7 @@ class Case:
     unit_of: str
     median_a: float
     median_b: float
+    point: Mapping[str, Scalar]
     comparison: Comparison | None
     refused: str | None = None
     notes: tuple[str, ...] = ()
@@ -115,6 +118,7 @@ def make_case(
         unit_of=unit_of,
         median_a=middle(a, levels),
         median_b=middle(b, levels),
+        point=json.loads(first.point),
         comparison=comparison,
         refused=refused,
         notes=tuple(notes),
@@ -186,6 +190,7 @@ def case_document(case: Case) -> dict[str, Any]:
         "n_devices": case.n_devices,
         "n_ranks": case.n_ranks,
         "n_hosts": case.n_hosts,
+        "point": dict(case.point),
         "median_a": case.median_a,
         "median_b": case.median_b,
         "effect_ratio": None if found is None else found.effect_ratio,

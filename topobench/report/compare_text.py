@@ -105,10 +105,16 @@ def _dimensions(case: Document) -> dict[str, Any]:
     return {
         **shown_params(case["params"]),
         "ranks": ranks,
+        **point_of(case),
         "arm": case["arm"],
         "host": case["host"],
         "on": on or None,
     }
+
+
+def point_of(case: Document) -> dict[str, Any]:
+    """Where in its case a value stands, such as a rank; a GPU is among the devices already."""
+    return {} if "device" in case["point"] else dict(case["point"])
 
 
 def _figures(cases: Sequence[Document], *, with_n: bool) -> Iterator[tuple[Column, list[str]]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from topobench.report import figures, words
+from topobench.report.compare_text import point_of
 from topobench.report.figures import UNKNOWN
 from topobench.report.page.parts import Head, Table
 from topobench.report.safe import clean
@@ -121,7 +122,7 @@ def _row(case: Mapping[str, Any], own: bool) -> list[str]:
     interval = f"{_percent(case['lo'])} to {_percent(case['hi'])}"
     return [
         clean(case["verdict"]),
-        ", ".join([clean(case["probe"]), *_params(case["params"])]),
+        ", ".join([clean(case["probe"]), *_params({**case["params"], **point_of(case)})]),
         clean(case["arm"]),
         *([on] if own else []),
         figures.label(case["metric"]),
