@@ -155,6 +155,7 @@ class ReasonCode(enum.StrEnum):
     CANCELLED = "cancelled"
     HOST_LOST = "host_lost"
     RANK_LOST = "rank_lost"
+    UNREACHABLE = "unreachable"
     VERSION_MISMATCH = "version_mismatch"
     PARSE = "parse"
     INHERITED = "inherited"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from topobench.errors import ProbeError, ProbeUnavailable
-from topobench.probes import cuda
+from topobench.probes import cuda, reach
 from topobench.probes.protocol import WorkerContext
 from topobench.probes.timing import (
     QUEUE_MAX,
@@ -258,16 +258,21 @@ def _meet(context: WorkerContext, backend: str, device: Any) -> _Joined:
         for name in named.split(","):  # gloo would tell its own source position only
             local_address(name)
     if context.rank == 0:
+        host = own = local_address(context.interface)
         interface = context.interface or "lo"
-        store = _serve(local_address(context.interface), context, timeout)
+        store = _serve(own, context, timeout)
     else:
-        host, _, port = context.wait().rpartition(":")
-        host = host.strip("[]")
-        interface = context.interface or interface_towards(host, int(port)) or "lo"
-        store = dist.TCPStore(host, int(port), context.ranks, False, timeout)
+        host, _, text = context.wait().rpartition(":")
+        host, port = host.strip("[]"), int(text)
+        interface = context.interface or interface_towards(host, port) or "lo"
+        own = _own_address(interface)
+        reach.require(context.rank, own, 0, host, port)
+        store = dist.TCPStore(host, port, context.ranks, False, timeout)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if interface != "lo":
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+    if not ipaddress.ip_address(host).is_loopback:
+        reach.require_both_ways(store, context.rank, context.ranks, own)
     dist.init_process_group(
         backend,
         store=store,
@@ -277,6 +282,12 @@ def _meet(context: WorkerContext, backend: str, device: Any) -> _Joined:
         device_id=device if backend == "nccl" else None,
     )
     return _Joined(Group(context.rank, context.ranks, backend, device), store)
+
+
+def _own_address(interface: str) -> str:
+    """Where others call this rank: on the interface that its library will take."""
+    named = os.environ.get("GLOO_SOCKET_IFNAME", interface).partition(",")[0]
+    return local_address(named)
 
 
 def _serve(address: str, context: WorkerContext, timeout: datetime.timedelta) -> Any:
