@@ -137,7 +137,7 @@ def _why_partial(
     out: Output, sound: list[Line], missing: tuple[int, ...], op: str | None
 ) -> Iterator[str]:
     if out.malformed:
-        yield f"{out.malformed} rows could not be read, or contradict themselves"
+        yield f"rows that could not be read, or contradict themselves: {out.malformed}"
     asked, given = (out.requested.get(f"{p}maximum_bytes") for p in ("", "effective_"))
     if given is not None:
         yield f"asked for up to {asked} bytes; the tool reduced that to {given} (memory)"

@@ -89,7 +89,12 @@ class Case:
 
 @dataclass(slots=True)
 class Output:
-    """What an output of nvbandwidth says, before it is judged."""
+    """
+    What an output of nvbandwidth says, before it is judged.
+
+    Args:
+        cut_off: Name of the test case in whose matrix a text ends: rows may be missing.
+    """
 
     version: str | None = None
     cuda: str | None = None
@@ -97,6 +102,7 @@ class Output:
     devices: list[str] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    cut_off: str | None = None
     unnamed_waivers: int = 0
     malformed: int = 0
 
@@ -123,12 +129,14 @@ def _judged(out: Output) -> Document:
     measured = any(r.status is CaseStatus.OK and r.value is not None for r in rows)
     counts = {s: sum(c.status is s for c in cases) for s in CaseStatus}
     bad = [s for s in (CaseStatus.ERROR, CaseStatus.UNFINISHED, CaseStatus.NOT_FOUND) if counts[s]]
-    reasons = [f"{counts[s]} test cases: {s.replace('_', ' ')}" for s in bad]
+    reasons = [f"{s.replace('_', ' ')} test cases: {counts[s]}" for s in bad]
     if out.malformed:
-        reasons.append(f"{out.malformed} rows could not be read")
+        reasons.append(f"rows that could not be read: {out.malformed}")
+    if out.cut_off:
+        reasons.append(f"cut off: the sum of {out.cut_off} is missing, so rows of it may be, too")
     status = DocumentStatus.PARTIAL if reasons or out.errors else DocumentStatus.OK
     if out.unnamed_waivers:
-        reasons.append(f"{out.unnamed_waivers} test cases were waived without their names")
+        reasons.append(f"test cases that were waived without their names: {out.unnamed_waivers}")
     if not measured:
         status = DocumentStatus.INVALID
         reasons.insert(0, "no test case with a result")
@@ -397,6 +405,9 @@ class _Reader:
         for case in self.out.cases:
             if case.matrices and case.status is CaseStatus.UNFINISHED:
                 case.status = CaseStatus.OK
+        last = self.out.cases[-1] if self.out.cases else None
+        if last and last.matrices and not last.sums and last.status is CaseStatus.OK:
+            self.out.cut_off = last.name
         return self.out
 
     def _begin(self, case: Case) -> None:
