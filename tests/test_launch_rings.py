@@ -96,6 +96,16 @@ def test_the_ring_used_is_the_ring_asked_for_and_proven(lab: Lab, ring: str, ord
     assert not list(lab.logs.glob("nccl-*")), "its folders are gone"
 
 
+def test_channels_take_several_orders_in_turn_and_each_is_proven(lab: Lab) -> None:
+    asked = "0-1-2-3:0-2-1-3"
+    (found,) = run(lab, in_ring(asked))
+    assert (found.status, found.reason) == (Status.OK, None)
+    assert found.conditions["nccl"]["rings"] == {"0-1-2-3": 2, "0-2-1-3": 2}
+    (ignored,) = run(lab, in_ring(asked, fault="ignored"))
+    assert ignored.reason is not None
+    assert "channel 1: asked 0-2-1-3, NCCL used 0-1-2-3" in ignored.reason.text
+
+
 @pytest.mark.parametrize(
     ("fault", "told"),
     [

@@ -89,24 +89,34 @@ def test_channels_that_nccl_itself_drops_are_not_given_back() -> None:
 
 def test_permuted_dump_keeps_channels_speeds_and_types() -> None:
     graphs = nccl_graph.parse(GOOD)
-    found = nccl_graph.permuted(graphs, (0, 2, 1, 3))
+    found = nccl_graph.permuted(graphs, [(0, 2, 1, 3)])
     nccl_graph.check(found, (0, 1, 2, 3))
     assert nccl_graph.rings(found) == ((0, 2, 1, 3),) * 2
     assert [g.settings for g in found] == [g.settings for g in graphs]
-    assert nccl_graph.permuted(found, (0, 1, 2, 3)) == graphs
+    assert nccl_graph.permuted(found, [(0, 1, 2, 3)]) == graphs
 
 
 def test_permuted_rings_keep_their_directions_and_trees_are_exchanged_alike() -> None:
     backward = "0x2 0x1 0 0x3"  # 0 3 2 1, begun elsewhere
     graphs = nccl_graph.parse(document(graph(FOUR, backward), tree(FOUR, "0x3 0x2 0x1 0")))
-    ring, trees = nccl_graph.permuted(graphs, (0, 2, 1, 3))
+    ring, trees = nccl_graph.permuted(graphs, [(0, 2, 1, 3)])
     assert ring.channels == ((0, 2, 1, 3), (0, 3, 1, 2))
     assert trees.channels == ((0, 2, 1, 3), (3, 1, 2, 0))
 
 
 def test_different_rings_all_become_the_order() -> None:
     graphs = nccl_graph.parse(document(graph(FOUR, "0 0x2 0x1 0x3"), tree(FOUR, FOUR)))
-    assert nccl_graph.rings(nccl_graph.permuted(graphs, (0, 1, 3, 2))) == ((0, 1, 3, 2),) * 2
+    assert nccl_graph.rings(nccl_graph.permuted(graphs, [(0, 1, 3, 2)])) == ((0, 1, 3, 2),) * 2
+
+
+def test_several_orders_are_the_channels_in_turn_trees_too() -> None:
+    graphs = nccl_graph.parse(document(graph(*[FOUR] * 3), tree(*[FOUR] * 3)))
+    one, two = (0, 2, 1, 3), (0, 1, 3, 2)
+    ring, trees = nccl_graph.permuted(graphs, [one, two])
+    assert ring.channels == trees.channels == (one, two, one)
+    nccl_graph.check((ring, trees), range(4))
+    with pytest.raises(ImportFailed, match="4 orders need as many channels; NCCL found 3"):
+        nccl_graph.permuted(graphs, [one, two] * 2)
 
 
 def test_devices_above_nine_are_hexadecimal() -> None:
@@ -217,9 +227,9 @@ def test_crossing_network_cards_is_refused_where_it_is_switched_off() -> None:
 
 def test_orders_of_other_gpus_are_refused() -> None:
     with pytest.raises(ImportFailed, match="GPU 3, which does not take part"):
-        nccl_graph.permuted(nccl_graph.parse(GOOD), (0, 1, 2))
+        nccl_graph.permuted(nccl_graph.parse(GOOD), [(0, 1, 2)])
     with pytest.raises(ImportFailed, match=r"graph 0 \(ring\) is there 0 times"):
-        nccl_graph.permuted((), (0, 1))
+        nccl_graph.permuted((), [(0, 1)])
 
 
 @given(st.text(alphabet='<>/=" \n\t0123xgpudevchanlrst!-', max_size=80))
@@ -237,7 +247,7 @@ def test_damaged_dumps_are_read_or_give_our_error(seed: int) -> None:
         text[at : at + generator.randint(0, 3)] = generator.choice(["", '"', "<", "/>", "0", "x"])
     try:
         found = nccl_graph.parse("".join(text))
-        nccl_graph.permuted(found, (1, 0))
+        nccl_graph.permuted(found, [(1, 0)])
     except ImportFailed:
         return
     assert all(sorted(c) == [0, 1] for c in nccl_graph.rings(found))

@@ -17,6 +17,7 @@ from topobench.errors import UsageError
 from topobench.importers.nccl_xml import parse
 from topobench.paths import find_paths
 from topobench.reading import ReasonCode, Status
+from topobench.ring_orders import Orders
 from topobench.rings import Matrix, RingArm, RingRefusal, Score
 
 ORACLE = Path(__file__).parents[2] / "shared/topodata/nccl_oracle"
@@ -178,8 +179,15 @@ def test_best_is_no_worse_than_the_rings_of_nccl_on_any_machine() -> None:
 
 
 def arm_names(found: list[RingArm | RingRefusal]) -> list[tuple[str, object]]:
+    """Each with its order, its orders if there are several, or why it does not exist."""
     return [
-        (a.name, a.order if isinstance(a, RingArm) else (a.status, a.reason.code)) for a in found
+        (
+            a.name,
+            (a.orders if len(a.orders) > 1 else next(iter(a.orders), None))
+            if isinstance(a, RingArm)
+            else (a.status, a.reason.code),
+        )
+        for a in found
     ]
 
 
@@ -223,6 +231,26 @@ def test_orders_that_cannot_differ_are_no_arms(size: int, matrix: Matrix | None)
         ("worst", EQUIVALENT),
         (rings.name_of(range(size)), EQUIVALENT),
     ]
+
+
+def test_several_orders_are_one_arm_and_force_runs_what_cannot_differ() -> None:
+    """Channels take them in turn; several that are one ring are that ring."""
+    both = Orders(((0, 1, 2, 3), (0, 2, 1, 3)))
+    twice = Orders(((0, 1, 2, 3), (3, 2, 1, 0)))
+    wanted: list[Orders | tuple[int, ...]] = [both, (0, 1, 2, 3), twice]
+    assert arm_names(rings.arms(wanted, 4, None)) == [
+        ("0-1-2-3:0-2-1-3", both.orders),
+        ("0-1-2-3", (0, 1, 2, 3)),
+        ("0-1-2-3:3-2-1-0", EQUIVALENT),
+    ]
+    switch = symmetric(4, {}, 370e9)
+    forced = Orders(((0, 2, 1, 3),), forced=True)
+    assert arm_names(rings.arms([both, forced, both], 3, None))[1] == ("0-2-1-3", UNSUPPORTED)
+    assert arm_names(rings.arms([both, forced], 4, switch)) == [
+        ("0-1-2-3:0-2-1-3", EQUIVALENT),
+        ("0-2-1-3", (0, 2, 1, 3)),
+    ]
+    assert rings.orders_of(both.name, None) == both.orders
 
 
 def test_directions_count_where_paths_are_not_symmetric() -> None:

@@ -40,6 +40,7 @@ from topobench.probes import registry
 from topobench.probes.protocol import Kind, fields_of
 from topobench.reading import MemoryPolicy, Scalar
 from topobench.retention import STANDARD, Retention
+from topobench.ring_orders import Orders
 from topobench.server_definition import PROBE as SERVING
 from topobench.server_definition import Server
 from topobench.units import parse_count, parse_duration
@@ -333,7 +334,7 @@ def to_yaml(config: ClusterConfig, *, reveal: bool = False) -> str:
         "probes": list(_probes_yaml(config.probes)),
         "bindings": [_binding_yaml(choice) for choice in config.bindings],
         "one_binding": list(config.one_binding),
-        "rings": [ring if isinstance(ring, str) else list(ring) for ring in config.rings],
+        "rings": [_ring_yaml(ring) for ring in config.rings],
         "env_arms": [_env_arm_yaml(arm, env) for arm in config.env_arms],
         "env": env(config.env),
         "budget": _seconds_text(config.budget_seconds),
@@ -573,6 +574,13 @@ def _bytes_text(size: int) -> str | int:
 
 def _seconds_text(seconds: float | None) -> str | None:
     return None if seconds is None else f"{seconds!r}s".replace(".0s", "s")
+
+
+def _ring_yaml(ring: Ring) -> Any:
+    if not isinstance(ring, Orders):
+        return ring if isinstance(ring, str) else list(ring)
+    shown: dict[str, Any] = {"orders": [list(order) for order in ring.orders]}
+    return shown | ({"force": True} if ring.forced else {})
 
 
 def _binding_yaml(choice: BindingChoice) -> Any:

@@ -22,6 +22,7 @@ from topobench.probes import registry
 from topobench.probes.protocol import Kind, fields_of
 from topobench.reading import MemoryPolicy, Scalar
 from topobench.retention import DAY_SECONDS, Retention
+from topobench.ring_orders import Orders
 from topobench.topology import parse_cpu_list
 from topobench.units import format_bytes, parse_bytes, parse_count, parse_duration, parse_number
 from topobench.yaml_strict import Entry, Listing, Node, Table, Text
@@ -102,7 +103,7 @@ class BindingChoice:
     memory_nodes: tuple[int, ...] = ()
 
 
-Ring = str | tuple[int, ...]
+Ring = str | Orders | tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -372,7 +373,7 @@ def rings(fields: Fields, node: Node, key: str) -> tuple[Ring, ...]:
     for name, item in fields.items(node, key):
         ring = _ring(fields, item, name)
         if ring is not None:
-            found.append((str(ring), item.where, ring))
+            found.append((_ring_name(ring), item.where, ring))
     return fields.unique(found, key)
 
 
@@ -561,10 +562,39 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _ring(fields: Fields, node: Node, key: str) -> Ring | None:
-    example = "expected an order of device positions such as [0, 2, 1, 3]"
     if isinstance(node, Text):
         return fields.parsed(node, key, one_of(RING_NAMES))
-    if isinstance(node, Table) or not all(isinstance(item, Text) for item in node.items):
+    if isinstance(node, Table) and any(entry.key in ("orders", "force") for entry in node.entries):
+        return _orders(fields, node, key)
+    return _order(fields, node, key)
+
+
+def _ring_name(ring: Ring) -> str:
+    if isinstance(ring, str):
+        return ring
+    return ring.name if isinstance(ring, Orders) else Orders((ring,)).name
+
+
+def _orders(fields: Fields, node: Table, key: str) -> Orders | None:
+    """Orders for the channels in turn, which may be forced."""
+    parsers: Parsers = {"orders": _order_list, "force": value_of(parse_flag)}
+    found = fields.section(node.entries, parsers, f"{key}.")
+    orders: tuple[tuple[int, ...], ...] = found.get("orders", ())
+    if len({len(order) for order in orders}) != 1:
+        example = "expected some of one length, such as [[0, 1, 2, 3], [0, 2, 1, 3]]"
+        fields.wrong(node.where, f"{key}.orders", f"has no orders, or of unlike GPUs; {example}")
+        return None
+    return Orders(orders, forced=found.get("force", False))
+
+
+def _order_list(fields: Fields, node: Node, key: str) -> tuple[tuple[int, ...], ...]:
+    found = (_order(fields, item, name) for name, item in fields.items(node, key))
+    return tuple(order for order in found if order is not None)
+
+
+def _order(fields: Fields, node: Node, key: str) -> tuple[int, ...] | None:
+    example = "expected an order of device positions such as [0, 2, 1, 3]"
+    if not isinstance(node, Listing) or not all(isinstance(item, Text) for item in node.items):
         fields.wrong(node.where, key, f"looks like an adjacency list; {example}")
         return None
     order = [fields.parsed(item, name, parse_count) for name, item in fields.items(node, key)]

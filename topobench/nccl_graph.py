@@ -8,6 +8,7 @@ ways; so everything it would not refuse by itself is refused here, before a proc
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -176,32 +177,43 @@ def reinjected(graphs: Sequence[Graph]) -> tuple[Graph, ...]:
     )
 
 
-def permuted(graphs: Sequence[Graph], order: Sequence[int]) -> tuple[Graph, ...]:
+def permuted(graphs: Sequence[Graph], orders: Sequence[Sequence[int]]) -> tuple[Graph, ...]:
     """
-    NCCL's own dump with its GPUs in another order; channels, speeds and types stay.
+    NCCL's own dump with its GPUs in other orders; channels, speeds and types stay.
 
-    Every ring becomes the order, backwards where NCCL ran it against its first ring. The
-    trees, which a ring all-reduce never takes, get the same exchange of GPUs.
+    Each ring becomes the next of the orders in turn, backwards where NCCL ran it against its
+    first ring. The trees, which a ring all-reduce never takes, get the same exchange of GPUs.
 
     Args:
-        order: NVML indices of the GPUs.
+        orders: NVML indices of the GPUs, one order or several.
 
     Raises:
-        ImportFailed: The dump has no such rings, or they are not of these GPUs.
+        ImportFailed: The dump has no such rings, they are not of these GPUs, or they are too
+            few for all orders.
     """
     given = reinjected(graphs)
-    check(given, order)
+    check(given, orders[0])
     first = rings(given)[0]
-    exchange = dict(zip(first, order, strict=True))
-    forward, backward = tuple(order), (order[0], *order[:0:-1])
+    if len(orders) > len(rings(given)):
+        raise _bad(
+            f"{len(orders)} orders need as many channels; NCCL found {len(rings(given))} of its own"
+        )
     found = []
     for graph in given:
-        if graph.id == RING:
-            channels = tuple(backward if _reversed(c, first) else forward for c in graph.channels)
-        else:
-            channels = tuple(tuple(exchange[dev] for dev in c) for c in graph.channels)
+        turns = zip(graph.channels, itertools.cycle(orders), strict=False)
+        channels = tuple(
+            _along(order, channel, first)
+            if graph.id == RING
+            else tuple(dict(zip(first, order, strict=True))[dev] for dev in channel)
+            for channel, order in turns
+        )
         found.append(replace(graph, channels=channels))
     return tuple(found)
+
+
+def _along(order: Sequence[int], channel: Sequence[int], first: Sequence[int]) -> tuple[int, ...]:
+    """An order as a channel runs it."""
+    return (order[0], *order[:0:-1]) if _reversed(channel, first) else tuple(order)
 
 
 def rings(graphs: Sequence[Graph]) -> tuple[tuple[int, ...], ...]:

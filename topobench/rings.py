@@ -16,6 +16,7 @@ from typing import Any
 from topobench import ring_search
 from topobench.errors import UsageError
 from topobench.reading import Reason, ReasonCode, Status
+from topobench.ring_orders import Orders
 from topobench.topology import Gpu, Path, Topology
 
 Order = tuple[int, ...]
@@ -48,11 +49,11 @@ class RingArm:
     A ring arm that can be run.
 
     Args:
-        order: The order it asks for; None where NCCL chooses.
+        orders: Those it asks for, for the channels in turn; empty where NCCL chooses.
     """
 
     name: str
-    order: Order | None = None
+    orders: tuple[Order, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +170,13 @@ def all_equal(matrix: Matrix) -> bool:
 
 
 def arms(
-    wanted: Sequence[str | Sequence[int]], size: int, matrix: Matrix | None
+    wanted: Sequence[str | Orders | Sequence[int]], size: int, matrix: Matrix | None
 ) -> list[RingArm | RingRefusal]:
     """
     Which of the ring arms asked for can be compared between ``size`` GPUs.
 
     NCCL's own choices (auto, auto_ring, identity) always can. Orders need several that
-    differ in path bandwidth; of equal orders the first is run.
+    differ in path bandwidth, or to be forced; of equal orders the first is run.
 
     Args:
         wanted: Names and explicit orders, as in the config.
@@ -184,62 +185,67 @@ def arms(
     symmetric = matrix is None or is_symmetric(matrix)
     no_choice = size < 3 or (size == 3 and symmetric) or (matrix is not None and all_equal(matrix))
     found: list[RingArm | RingRefusal] = []
-    taken: dict[Order, str] = {}
-    for item in wanted:
-        name = item if isinstance(item, str) else name_of(item)
+    taken: dict[tuple[Order, ...], str] = {}
+    for given in wanted:
+        item = given if isinstance(given, str | Orders) else Orders((tuple(given),))
+        name = item if isinstance(item, str) else item.name
         if name in (AUTO, AUTO_RING, IDENTITY):
             found.append(RingArm(name))
             continue
-        order = _ordered(item, size, matrix, no_choice=no_choice)
-        if isinstance(order, Reason):
-            not_here = order.code is ReasonCode.EQUIVALENT_ARMS
+        forced = isinstance(item, Orders) and item.forced
+        orders = _ordered(item, size, matrix, no_choice=no_choice and not forced)
+        if isinstance(orders, Reason):
+            not_here = orders.code is ReasonCode.EQUIVALENT_ARMS
             status = Status.NOT_APPLICABLE if not_here else Status.SKIPPED
-            found.append(RingRefusal(name, status, order))
+            found.append(RingRefusal(name, status, orders))
             continue
-        other = taken.setdefault(canonical(order, symmetric=symmetric), name)
+        asked = tuple(canonical(order, symmetric=symmetric) for order in orders)
+        same = asked[:1] if len(set(asked)) == 1 else asked
+        other = name if forced else taken.setdefault(same, name)
         if other == name:
-            found.append(RingArm(name, order))
+            found.append(RingArm(name, orders))
         else:
-            same = Reason(ReasonCode.EQUIVALENT_ARMS, f"the same ring as {other}")
-            found.append(RingRefusal(name, Status.NOT_APPLICABLE, same))
+            why = Reason(ReasonCode.EQUIVALENT_ARMS, f"the same ring as {other}")
+            found.append(RingRefusal(name, Status.NOT_APPLICABLE, why))
     return found
 
 
-def order_of(name: str, matrix: Matrix | None) -> Order | None:
+def orders_of(name: str, matrix: Matrix | None) -> tuple[Order, ...]:
     """
-    The order that an arm's name stands for; None where NCCL chooses, or nothing is known.
+    The orders that an arm's name stands for; empty where NCCL chooses, or nothing is known.
 
     Raises:
         UsageError: The name is none.
     """
     if name in (AUTO, AUTO_RING, IDENTITY):
-        return None
+        return ()
     if name not in (BEST, WORST):
-        return parse_order(name)
+        return tuple(map(parse_order, name.split(":")))
     if matrix is None:
-        return None
-    return best(matrix) if name == BEST else worst(matrix)
+        return ()
+    return (best(matrix) if name == BEST else worst(matrix),)
 
 
 def _ordered(
-    item: str | Sequence[int], size: int, matrix: Matrix | None, *, no_choice: bool
-) -> Order | Reason:
-    """The order an arm asks for, or why it cannot be compared."""
+    item: str | Orders, size: int, matrix: Matrix | None, *, no_choice: bool
+) -> tuple[Order, ...] | Reason:
+    """The orders an arm asks for, or why it cannot be compared."""
     if no_choice:
         text = f"all ring orders of these {size} GPUs are equivalent: equal path bandwidths"
         if size < 3:
             text = "all ring orders of two GPUs are equivalent"
         return Reason(ReasonCode.EQUIVALENT_ARMS, text)
-    if not isinstance(item, str) and len(item) != size:
-        text = f"the order has {len(item)} positions; {size} GPUs take part here"
+    if isinstance(item, Orders):
+        other = next((len(order) for order in item.orders if len(order) != size), None)
+        if other is None:
+            return item.orders
+        text = f"the order has {other} positions; {size} GPUs take part here"
         return Reason(ReasonCode.UNSUPPORTED, text)
-    if not isinstance(item, str):
-        return tuple(item)
-    order = order_of(item, matrix)
-    if order is None:
+    orders = orders_of(item, matrix)
+    if not orders:
         text = f"{item} needs the bandwidth of every path between these GPUs; some are unknown"
         return Reason(ReasonCode.UNSUPPORTED, text)
-    return order
+    return orders
 
 
 def _between(path: Path | None, source: str) -> float:

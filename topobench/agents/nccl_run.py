@@ -263,8 +263,8 @@ def prepare(
         text = _own_graph(given, known, cross_nic=cross_nic) if given else ""
         return NcclRun(folder, variables, rings_alone, active, text, topology)
     matrix = rings.bandwidths(topology, [gpus[key] for key in cell.devices])
-    order = rings.order_of(cell.arm.ring or rings.IDENTITY, matrix)
-    graphs = _graphs(dump, known, order)
+    orders = rings.orders_of(cell.arm.ring or rings.IDENTITY, matrix)
+    graphs = _graphs(dump, known, orders)
     nccl_graph.check(graphs, known, cross_nic=cross_nic)
     file = folder / "graph.xml"
     text = nccl_graph.render(graphs)
@@ -312,10 +312,11 @@ def _own_graph(path: str, devices: Sequence[int], *, cross_nic: bool) -> str:
     return text
 
 
-def _graphs(dump: Dump, devices: Sequence[int], order: rings.Order | None) -> tuple[Graph, ...]:
-    if order is None:
+def _graphs(dump: Dump, devices: Sequence[int], orders: Sequence[rings.Order]) -> tuple[Graph, ...]:
+    if not orders:
         return nccl_graph.reinjected(dump.graphs)
-    return nccl_graph.permuted(dump.graphs, [devices[position] for position in order])
+    asked = [[devices[position] for position in order] for order in orders]
+    return nccl_graph.permuted(dump.graphs, asked)
 
 
 def _logging(folder: Path) -> dict[str, str]:
