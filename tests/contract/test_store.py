@@ -640,11 +640,16 @@ def test_a_topology_without_fingerprints_is_told_apart_by_its_content(store_url:
 def test_the_concurrency_of_a_served_case_that_names_none_is_that_of_its_windows(
     store_url: str,
 ) -> None:
-    """One of a closed loop is 1; a ladder holds several, an open loop none."""
+    """
+    One of a closed loop is 1; a ladder holds several, an open loop none.
+
+    What was too much has no times, and is told all the same.
+    """
     held: dict[str, list[float | None]] = {
         "fixed": [1.0, 1.0],
         "ladder": [1.0, 4.0],
         "open": [None],
+        "over": [8.0],
     }
     with Store.open(store_url) as store:
         cells = [cell(probe="serving", params={"server": name}, devices=[]) for name in held]
@@ -667,12 +672,20 @@ def test_the_concurrency_of_a_served_case_that_names_none_is_that_of_its_windows
                 }
                 for number, load in enumerate(loads)
             ]
-            served = reading(0.1, metric="ttft_seconds")
+            told = "goodput_ratio" if planned.case.params["server"] == "over" else "ttft_seconds"
+            served = reading(0.1, metric=told)
             store.put_run(run(planned, served, conditions={"windows": windows}))
         answer = run_query(store, "serving", since="2026-01-01")
     found = [dict(zip(answer.columns, values, strict=True)) for values in answer.rows]
-    told = {r["server"]: r["concurrency"] for r in found}
-    assert told == {"fixed": 1.0, "ladder": None, "open": None}
+    answers = {
+        r["server"]: (r["concurrency"], r["ttft_seconds"], r["goodput_ratio"]) for r in found
+    }
+    assert answers == {
+        "fixed": (1.0, 0.1, None),
+        "ladder": (None, 0.1, None),
+        "open": (None, 0.1, None),
+        "over": (8.0, None, 0.1),
+    }
 
 
 def test_windows_of_a_served_run_are_rows_and_three_good_ones_hold_a_load(store_url: str) -> None:

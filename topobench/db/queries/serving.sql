@@ -8,7 +8,7 @@
 -- param now moment = now: ages are counted up to here
 -- concurrency: of a closed loop with one load; a ladder names its loads in point. Medians of
 -- requests; the P99 of the time to the first token is of one process, NULL below 299 requests.
--- tokens_per_second: of answers.
+-- tokens_per_second: of answers. A load that was too much has shares alone.
 WITH measured AS (
     SELECT v.*
     FROM v_latest v
@@ -42,7 +42,8 @@ SELECT
     max(CASE WHEN m.metric = 'output_tokens_per_second' THEN m.median END) AS tokens_per_second,
     max(CASE WHEN m.metric = 'goodput_ratio' THEN m.median END) AS goodput_ratio,
     max(CASE WHEN m.metric = 'error_ratio' THEN m.median END) AS error_ratio,
-    max(CASE WHEN m.metric = 'ttft_seconds' THEN m.n_processes END) AS n_processes,
+    max(CASE WHEN m.metric IN ('ttft_seconds', 'goodput_ratio') THEN m.n_processes END)
+        AS n_processes,
     max(CASE WHEN m.metric = 'ttft_seconds' THEN m.n END) AS n,
     m.params, :now - max(m.measured_unix_seconds) AS age_seconds, m.sweep, m.source, m.synthetic
 FROM measured m
@@ -52,5 +53,5 @@ LEFT JOIN held h ON h.sweep = m.sweep AND h.host_key = m.host_key AND h.devices 
 GROUP BY
     m.cluster, m.host, m.devices, m.backend, m.arm, m.batch, m.point, m.series_id, m.params,
     m.sweep, m.source, m.synthetic
-HAVING max(CASE WHEN m.metric = 'ttft_seconds' THEN m.n END) > 0
+HAVING max(CASE WHEN m.metric IN ('ttft_seconds', 'goodput_ratio') THEN m.n END) > 0
 ORDER BY m.cluster, m.host, m.devices, m.params, m.point, m.arm
