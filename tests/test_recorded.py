@@ -338,6 +338,7 @@ def test_its_report_fits_and_names_both_gpus() -> None:
     ):
         assert part in text
     assert "prefill, none: not applicable" not in text
+    assert "none/auto+nvls_off changes nothing here: NCCL_NVLS_ENABLE=0" in " ".join(text.split())
     assert text.index("60 cells: power_capped") < text.index("every cell: nccl_conf")
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 import report_documents as documents
 from topobench.report.arms_text import arms_section
 from topobench.report.bindings_text import binding_rows
-from topobench.report.notes import environments
+from topobench.report.notes import environments, notes
 from topobench.report.records import Places
 
 GPU = documents.gpu_uuid("gpu01", 0)
@@ -98,6 +98,20 @@ def test_one_numa_node_is_given_as_the_reason_that_bindings_do_not_apply() -> No
         "nothing to choose"
     )
     assert shown(left) == ""
+
+
+def test_an_environment_that_was_in_force_without_the_arm_is_told() -> None:
+    """A site forbids NVLS, so turning it off is worth nothing there: nobody may conclude more."""
+    site = {"NCCL_NVLS_ENABLE": "0"}
+    arms = {"none/auto": {}, "none/auto+nvls_off": site, "none/auto+p2p_off": {"P2P": "0"}}
+    cells = [
+        documents.cell("all_reduce", arm=arm, env=env, conditions={"env": {**site, **env}})
+        for arm, env in arms.items()
+    ]
+    told = (
+        "none/auto+nvls_off changes nothing here: NCCL_NVLS_ENABLE=0 was in force without it, too"
+    )
+    assert [t for t in notes(cells) if "changes nothing" in t] == [told]
 
 
 def test_variables_are_told_of_arms_whose_names_do_not_say_them() -> None:

@@ -28,6 +28,8 @@ from topobench.units import format_bytes
 
 MEASURE = "topobench probe --cluster cluster.yaml --probes all_reduce --profile full"
 HOW = f"{MEASURE}    # with rings: [auto, auto_ring, best] in the file"
+_HOW_OF_TWO = f"{MEASURE}    # with rings: [auto, auto_ring] in the file"
+"""Of two GPUs all orders are one."""
 _SEARCHED = (AUTO, AUTO_RING)
 """NCCL's own rings: no file goes with them."""
 _NEVER = (IDENTITY, WORST)
@@ -85,7 +87,7 @@ def _ring(
     }
     if not candidates:
         text = "no ring was measured in the same blocks as NCCL's own choice (arm auto)"
-        return Advice("ring", subject, devices, Outlook.NOT_MEASURED, text, (HOW,))
+        return Advice("ring", subject, devices, Outlook.NOT_MEASURED, text, (_how(devices),))
     arm = max(candidates, key=lambda a: _merit(candidates[a]))
     bench, found = candidates[arm][-1]
     outlook = outlook_of(found)
@@ -102,14 +104,14 @@ def _ring(
     lines = tuple(f"export {k}={v}" for k, v in RING_ONLY.items())
     if outlook is Outlook.GAIN and file is None and ring not in _SEARCHED:
         text += "; its graph file is not stored, so it must be measured again"
-        lines = (HOW,)
+        lines = (_how(devices),)
     return Advice(
         kind="ring",
         subject=subject,
         devices=devices,
         outlook=outlook,
         text=text,
-        lines={Outlook.GAIN: lines, Outlook.UNDECIDED: (HOW,)}.get(outlook, ()),
+        lines={Outlook.GAIN: lines, Outlook.UNDECIDED: (_how(devices),)}.get(outlook, ()),
         effect_ratio=found.effect_ratio,
         lo=found.lo,
         hi=found.hi,
@@ -117,6 +119,11 @@ def _ring(
         evidence=evidence_of(bench, found),
         ring=file,
     )
+
+
+def _how(devices: Sequence[str]) -> str:
+    """The command that decides between rings of these GPUs."""
+    return _HOW_OF_TWO if len(devices) == 2 else HOW
 
 
 def _effects(own: Sequence[Bench], arm: str) -> list[tuple[Bench, Comparison]]:

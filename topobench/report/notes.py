@@ -39,6 +39,7 @@ def notes(cells: Sequence[Cell]) -> Iterator[str]:
     if set_by := environments(measured):
         told = (f"{clean(arm)} sets {clean(text)}" for arm, text in sorted(set_by.items()))
         yield f"arms: {'; '.join(told)}"
+    yield from _without_effect(measured)
     for proof in sorted(PROOFS):
         yield from _proof(proof, measured)
     yield from _unsettled(measured)
@@ -55,6 +56,24 @@ def environments(cells: Sequence[Cell]) -> dict[str, str] | None:
     if len({arm for arm, _ in found}) < len(found):
         return None
     return {arm: text for arm, text in found if text and not arm.endswith(f"+{text}")}
+
+
+def _without_effect(cells: Sequence[Cell]) -> Iterator[str]:
+    """Environments that were in force without the arm, too: both arms measured the same."""
+    in_force = {c["arm"]: c["conditions"].get("env") or {} for c in cells}
+    told = {
+        cell["arm"]: env_arms.text_of(cell["env"])
+        for cell in cells
+        if cell["env"] and cell["env"].items() <= in_force.get(_without_settings(cell), {}).items()
+    }
+    for arm, text in sorted(told.items()):
+        yield f"{clean(arm)} changes nothing here: {clean(text)} was in force without it, too"
+
+
+def _without_settings(cell: Cell) -> str:
+    """The arm beside it whose environment is the host's own."""
+    bare, plus, _ = str(cell["arm"]).partition("+")
+    return bare if plus else ""
 
 
 def _proof(metric: str, cells: Sequence[Cell]) -> Iterator[str]:
