@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections import Counter
@@ -10,6 +11,7 @@ import pytest
 
 from planning import configured, dual, host, planned, small
 from topobench import pairs
+from topobench.config_fields import HostExpectation
 from topobench.errors import UsageError
 from topobench.layout_hosts import pair_again
 from topobench.plan import batches, estimate_all, estimate_together, make_plan, plan_like
@@ -80,6 +82,16 @@ def test_gangs_over_gpus_have_a_rank_for_each_gpu_of_every_host() -> None:
     for cell in cells:
         assert (cell.ranks, cell.case.params["backend"], cell.arm.ring) == (12, "nccl", "auto")
         assert len(set(cell.devices)) <= 12 == len(cell.devices)
+
+
+def test_ranks_go_from_host_to_host_as_the_config_lists_them() -> None:
+    """NCCL joins hosts in the order of their ranks."""
+    hosts = [host(small(), f"h{n}") for n in range(1, 5)]
+    listed = (HostExpectation("H3"), HostExpectation("second", id="h2"), HostExpectation("h1"))
+    told = dataclasses.replace(configured(probes="all_reduce"), hosts=listed)
+    plan = make_plan(told, hosts, seed=1)
+    cells = [c for c in planned(plan.cells) if c.hosts]
+    assert {(c.hosts, c.host) for c in cells} == {(("h3", "h2", "h1"), "h3")}
 
 
 def test_a_parameter_declared_later_is_not_named_at_its_default() -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from topobench import costs, pairs, rings
 from topobench.bindings import Refusal, equal_threads, resolve, with_threads
 from topobench.choice import Choice, Timed
+from topobench.config import host_names
 from topobench.host import Host
 from topobench.layout import UNBOUND, Site, environments
 from topobench.probes.protocol import Arms
@@ -177,9 +178,10 @@ class _Layout:
 
     def _seats(self, choice: Choice) -> tuple[_Seat, ...] | Lack:
         wanted = choice.values.get("backend", ("auto",))
-        with_gpus = [h for h in self.hosts if h.topology.gpus]
+        hosts = self._by_rank()
+        with_gpus = [h for h in hosts if h.topology.gpus]
         if wanted == ("gloo",) or ("nccl" not in wanted and not with_gpus):
-            able = [h for h in self.hosts if self._able(choice, h)]
+            able = [h for h in hosts if self._able(choice, h)]
             seats = tuple(_Seat(h) for h in able)
         else:
             able = [h for h in with_gpus if self._able(choice, h) and self.gpus[h.key].whole]
@@ -188,6 +190,23 @@ class _Layout:
             return seats
         text = f"a gang over hosts needs 2 of them, {len(able)} can take part"
         return Lack(Status.SKIPPED, Reason(ReasonCode.NEEDS_2_HOSTS, text))
+
+    def _by_rank(self) -> list[Host]:
+        """
+        The hosts in order of their ranks: as the config lists them, else by name.
+
+        NCCL joins hosts in this order; no graph file can change it.
+        """
+        listed: dict[str, int] = {}
+        for number, expected in enumerate(self.site.config.hosts):
+            for name in filter(None, (expected.id, expected.host.lower())):
+                listed.setdefault(name, number)
+
+        def place(host: Host) -> int:
+            names = (host.key, *(name.lower() for name in host_names(host)))
+            return min((listed[n] for n in names if n in listed), default=len(listed))
+
+        return sorted(self.hosts, key=place)
 
     def _able(self, choice: Choice, host: Host) -> bool:
         return unmet(choice.probe, host, self.gpus[host.key], len(self.hosts)) is None
