@@ -252,3 +252,10 @@ def _value_or_sentence(parse: Callable[[str], float], text: str) -> float | str:
         return parse(text)
     except ValueError as error:
         return str(error)
+
+
+def test_a_cpu_list_has_no_numbers_that_would_fill_the_memory() -> None:
+    assert units.parse_cpu_list("0-5:2/4") == (0, 1, 4, 5)
+    for text in ("0-1000000000000", "7,99999999999", "0-3:1/0", "0-3:1/", "3-1"):
+        with pytest.raises(ValueError, match="bad CPU range"):
+            units.parse_cpu_list(text)

@@ -205,12 +205,15 @@ def _short(value: float, *, decimals: int) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+_MOST_CPUS = 1 << 20
+
+
 def parse_cpu_list(text: str | None) -> tuple[int, ...]:
     """
     CPUs of a Linux list string, ascending; empty text is no CPU.
 
     Raises:
-        ValueError: It is not a list of numbers and ranges.
+        ValueError: It is not a list of numbers and ranges, or has numbers beyond any machine's.
     """
     found: set[int] = set()
     for part in (text or "").replace("\n", "").replace(" ", "").split(","):
@@ -221,7 +224,11 @@ def parse_cpu_list(text: str | None) -> tuple[int, ...]:
         low, high = int(first), int(last if dash else first)
         if high < low:
             raise ValueError(f"bad CPU range {part!r}")
+        if high >= _MOST_CPUS:  # each number is kept: a large one would fill the memory
+            raise ValueError(f"bad CPU range {part!r}: no machine has so many CPUs")
         used, _, group = step.partition("/")
+        if step and int(group or 0) < 1:
+            raise ValueError(f"bad CPU range {part!r}")
         if step:  # "0-31:2/8": the first 2 of every 8
             found.update(c for c in range(low, high + 1) if (c - low) % int(group) < int(used))
         else:
