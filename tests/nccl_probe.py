@@ -60,7 +60,8 @@ class MadeNccl:
 
     def measure(self, context: WorkerContext) -> Iterator[Reading]:
         devices = [self.first + rank for rank in range(context.ranks)]
-        if file := os.environ.get("NCCL_GRAPH_DUMP_FILE"):
+        file = os.environ.get("NCCL_GRAPH_DUMP_FILE")
+        if file and os.environ.get("NCCL_GRAPH_DUMP_FILE_RANK", "0") == str(context.rank):
             Path(file).write_text(_graphs(devices))
         rings, loaded = self._rings(os.environ, devices)
         given = loaded is not None

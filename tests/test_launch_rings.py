@@ -156,7 +156,10 @@ def test_nccls_own_graph_is_not_the_file_of_the_user(lab: Lab, tmp_path: Path) -
     gpus = "".join(f'<gpu dev="{FIRST + rank:#x}"/>' for rank in range(4))
     file.write_text(nccl_probe.GRAPHS.format(channels=f"<channel>{gpus}</channel>"))
     log = str(tmp_path / "nccl.log")
-    launched = launcher(lab, quad(), NCCL_GRAPH_FILE=str(file), NCCL_DEBUG_FILE=log)
+    launched = launcher(
+        lab, quad(), NCCL_GRAPH_FILE=str(file), NCCL_DEBUG_FILE=log,
+        NCCL_GRAPH_DUMP_FILE_RANK="7",
+    )  # fmt: skip
     (found,) = launched.run([in_ring("worst")], stop=lab.stop)
     assert (found.status, found.reason) == (Status.OK, None)
     assert found.conditions["nccl"]["rings"] == {"0-2-1-3": 4}

@@ -193,7 +193,8 @@ def private_folder(parent: Path) -> Iterator[Path]:
 
 def dumping(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     """An environment in which NCCL searches by itself and tells what it found."""
-    return {**environment, **_logging(folder), "NCCL_GRAPH_DUMP_FILE": str(folder / _DUMP)}
+    dump = {"NCCL_GRAPH_DUMP_FILE": str(folder / _DUMP), "NCCL_GRAPH_DUMP_FILE_RANK": "0"}
+    return {**environment, **_logging(folder), **dump}
 
 
 def smallest(cell: Cell) -> Cell:
