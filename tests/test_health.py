@@ -76,6 +76,7 @@ def test_a_reset_takes_back_what_was_said_of_that_gpu() -> None:
         "154, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)"
     )
     assert events(SPLIT + XID_79 + wish + gone) == [(79, "0000:b3:00.0")]
+    assert events(SPLIT + gone.replace("ae:00", "b3:00")) == []  # with and without a function
 
 
 def test_a_switch_that_failed_concerns_every_gpu() -> None:

@@ -182,7 +182,7 @@ class _Log:
 
     def _xid(self, at: float, address: str, xid: int, rest: str) -> None:
         if xid == _RECOVERY_CHANGED and (match := _RECOVERY.search(rest)):
-            self.events = [e for e in self.events if e.switch or e.address != address]
+            self.events = [e for e in self.events if e.switch or not e.is_of(address)]
             if int(match[1], 16):
                 text = f"the driver asks for: {match[2]}"
                 fix = REBOOT if "boot" in match[2].lower() else RESET
