@@ -41,7 +41,7 @@ def test_a_query_is_explained_with_its_parameters(capsys: pytest.CaptureFixture[
     shown = printed(capsys, "ring-gain", "--explain")
     assert shown.startswith("ring-gain: Ring gain\nDoes a hand-made ring beat NCCL's own")
     assert "above_mde: 1 if the gain is larger than the smallest one" in shown
-    assert "tolerance  number  0.01     differences up to this do not matter" in shown
+    assert "tolerance  number  0.03     differences up to this do not matter" in shown
     assert "topobench query ring-gain --param host=% --since 7d" in shown
     document = json.loads(printed(capsys, "ring-gain", "--explain", "--format", "json"))
     check(document, "query")

@@ -2,11 +2,11 @@
 -- answers: Does a hand-made ring beat NCCL's own, and could this data show it?
 -- param host text = %: hosts whose name matches this LIKE pattern
 -- param reference text = auto%: auto (what users get), auto_ring (NCCL's own search for rings)
--- param tolerance number = 0.01: differences up to this do not matter
+-- param tolerance number = 0.03: differences up to this do not matter
 -- param source text = probe: of whom; import:% for imported results, % for all
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
--- tolerance: reports take 0.03, and 0.05 for times, so a verdict may differ from theirs.
+-- tolerance: reports take 0.05 for times, so a verdict on them may differ from theirs.
 -- above_mde: 1 if the gain is larger than the smallest one this data would show. verdict needs an
 -- interval between processes that lies beyond, or within, the tolerance.
 SELECT
