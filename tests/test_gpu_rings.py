@@ -39,13 +39,13 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostSer
     found.close()
 
 
-def run(service: HostService, host: Host, arm: Arm, *, ranks: int = 2) -> list[Run]:
+def run(service: HostService, host: Host, arm: Arm, *, ranks: int = 2, **more: Any) -> list[Run]:
     """A small and a large all-reduce of some GPUs in one gang."""
     devices = tuple(g.key for g in host.topology.gpus if g.state == "ok" and not g.is_slice)
     cells = [
         Cell(
             id=str(uuid.uuid4()),
-            case=Case("all_reduce", AllReduce.version, params(size, ranks)),
+            case=Case("all_reduce", AllReduce.version, {**params(size, ranks), **more}),
             host=host.key,
             arm=arm,
             devices=devices[:ranks],
@@ -87,7 +87,7 @@ def test_every_ring_arm_does_what_it_asks_for(service: HostService) -> None:
     host = service.describe()
     proofs: dict[str, Any] = {}
     speeds: dict[str, float] = {}
-    for ring in ("auto", "auto_ring", "identity", "0-1", "1-0"):
+    for ring in ("auto", "auto_ring", "identity", "0-1", "1-0", "0-1:1-0"):
         runs = run(service, host, ring_arm(ring))
         assert states(runs) == OK
         proofs[ring], speeds[ring] = runs[-1].conditions["nccl"], busbw(runs[-1])
@@ -95,13 +95,27 @@ def test_every_ring_arm_does_what_it_asks_for(service: HostService) -> None:
         assert links.get("unavailable") or links["counted"] > 0, "bytes are counted or it is told"
     channels = proofs["auto_ring"]["channels"]
     assert channels >= 2
-    for ring in ("identity", "0-1", "1-0"):
+    for ring in ("identity", "0-1", "1-0", "0-1:1-0"):
         assert speeds[ring] == pytest.approx(speeds["auto_ring"], rel=0.05)
         assert proofs[ring]["channels"] == channels
         assert proofs[ring]["rings"] == {"0-1": channels}
         assert set(proofs[ring]["loaded"]) == {"0", "1"}
         assert all(a.startswith("RING/") for a in proofs[ring]["algorithms"].values())
     assert proofs["auto_ring"]["loaded"] == {}
+
+
+def test_out_of_place_takes_the_same_proven_rings(service: HostService) -> None:
+    """NCCL's own call on torch's communicator: its log names each size, as a ring."""
+    host = service.describe()
+    there, here = (
+        run(service, host, ring_arm("auto_ring"), place=place) for place in ("out_of", "in")
+    )
+    assert states(there) == states(here) == OK
+    proof, known = (runs[-1].conditions["nccl"] for runs in (there, here))
+    assert (proof["rings"], proof["channels"]) == (known["rings"], known["channels"])
+    for size in (8 * KIB, 128 * MIB):
+        assert proof["algorithms"][str(size)].startswith("RING/")
+    assert busbw(there[-1]) == pytest.approx(busbw(here[-1]), rel=0.1)
 
 
 def test_a_file_of_two_channels_is_taken_proven_and_much_slower(
