@@ -62,6 +62,7 @@ def test_decimal_points_stand_under_each_other() -> None:
         ("flop_per_second", [80e9], "GFLOP/s"),
         ("mfu_ratio", [0.72], "%"),
         ("tokens_per_second", [36.0], "token/s"),
+        ("most_requests_per_second", [36.0], "request/s"),
         ("foreign_count", [3.0], ""),
         ("latency_seconds", [], "s"),
     ],

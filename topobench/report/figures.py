@@ -26,6 +26,7 @@ class Scale:
 _FIXED = {
     "B/s": Scale(1e-9, "GB/s"),
     "token/s": Scale(1, "token/s"),
+    "request/s": Scale(1, "request/s"),
     "W": Scale(1, "W"),
     "J": Scale(1, "J"),
     "Cel": Scale(1, "C"),
