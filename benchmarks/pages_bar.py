@@ -82,7 +82,8 @@ def pages(server: Served) -> None:
             used.append(cpu_seconds(server) - before)
             assert answer.status in (200, 202), answer.text[-500:]
         print(
-            f"  {path[:44]:44} first {1e3 * seconds[0]:6.0f} ms, then "
+            f"  {path[:44]:44} first {1e3 * seconds[0]:6.0f} ms "
+            f"({1e3 * used[0]:.0f} ms of CPU), then "
             f"{1e3 * statistics.median(seconds[1:]):6.0f} ms "
             f"({1e3 * statistics.median(used[1:]):.0f} ms of CPU); bar 300 ms"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -27,14 +28,26 @@ from starlette.responses import (
 from starlette.routing import Route
 
 from topobench.errors import NotFound, RefusedError, StoreError, TopobenchError, UsageError
+from topobench.probes import registry
 from topobench.report.page.page import FOLDER, plotly_file
 from topobench.web import compare_page, pages
 from topobench.web.guard import COOKIE, LOOPBACK, Guard, is_loopback, is_same, read_token
+from topobench.web.patience import Impatient
 from topobench.web.site import Site
 
 THREADS = 4
 """Pages made at once: a visitor cannot take the whole host."""
 _LONGEST_FORM = 4096
+_NEEDED = (
+    "numpy",
+    "topobench.comparing",
+    "topobench.db.look",
+    "topobench.db.queries",
+    "topobench.db.samples",
+    "topobench.db.schedules",
+    "topobench.db.source",
+    "topobench.web.metrics",
+)
 _STATIC = ("page.css", "page.js")
 
 
@@ -303,9 +316,10 @@ def serve(url: str, address: Address, ready: Callable[[str], None]) -> str:
         limit_concurrency=64,
         timeout_graceful_shutdown=5,
         loop="asyncio",
-        http="h11",
+        http=Impatient,
         ws="none",
     )
+    _load()
     ready(where)
     try:
         _Server(config, site).run(sockets=[listener])
@@ -313,6 +327,14 @@ def serve(url: str, address: Address, ready: Callable[[str], None]) -> str:
         site.close()
         listener.close()
     return where
+
+
+def _load() -> None:
+    """Import what pages need, so that no visitor waits for it and no two threads import."""
+    for name in _NEEDED:
+        importlib.import_module(name)
+    for probe in registry.PROBES:
+        registry.load(probe)
 
 
 def _listen(address: Address) -> socket.socket:
