@@ -11,6 +11,8 @@ from golden import printed
 from report_documents import cell, gpu_uuid, host, reading
 from topobench.report import gangs
 from topobench.report.nccl_table import CollectiveTables, is_collective
+from topobench.report.page.collectives import collectives
+from topobench.report.page.parts import Figure
 from topobench.report.probe_tables import ProbeTables
 from topobench.report.records import Places, records
 
@@ -143,6 +145,25 @@ class TestColumnsOfNcclTests:
 
 
 class TestFacts:
+    def test_what_was_measured_otherwise_is_never_merged(self) -> None:
+        """Of another mode, pool, place or order: rows and figures of their own."""
+        usual = gang("none/auto", sizes=[8192])
+        others = [("mode", "per_call"), ("pool", "warm"), ("place", "out_of"), ("in_place", True)]
+        others.append(("order", "0-2-1-3"))
+        cells = [*usual]
+        for factor, (key, value) in enumerate(others, start=2):
+            (made,) = gang("none/auto", sizes=[8192], factor=factor)
+            made["params"][key] = value
+            cells.append(made)
+        tables = facts(cells)
+        words = ["", "per_call ", "warm ", "out_of ", "in ", "0-2-1-3 "]
+        expected = sorted(f"all_reduce {word}float32" for word in words)
+        assert sorted(row[1] for row in tables["By class of path"].rows) == expected
+        assert sorted(row[0] for row in tables["Ranks"].rows) == expected
+        parts = collectives("c", cells, places(), None)
+        titles = [p.title for p in parts if isinstance(p, Figure) and p.title.startswith("Lat")]
+        assert sorted(t.split(" nccl ")[0] for t in titles) == [f"Latency of {e}" for e in expected]
+
     def test_classes_of_paths_show_two_latencies_and_a_bandwidth(self) -> None:
         found = facts(gang("none/auto", sizes=[8 << 10, 1 << 20, 128 << 20]))["By class of path"]
         (row,) = found.rows

@@ -34,7 +34,10 @@ _OF_TOKENS = frozenset({"prefill", "decode"})
 HOST_PART = "host_part_seconds"
 """Judged by arm only: of hosts or nights, a part that took longer says nothing."""
 _REFERENCES = ("none", "local")
-_TOLD = ("op", "direction", "shape", "attention", "mode", "dtype", "kv_dtype", "server")
+_TOLD = (
+    *("op", "direction", "shape", "attention", "place", "mode", "pool", "order"),
+    *("dtype", "kv_dtype", "server"),
+)
 _NOT_RESULTS = frozenset({"locality_ratio"})
 _OF_A_GPU = ({"device"}, {"rank", "device"})
 """Coordinates of what one of several GPUs gave that were measured at once."""

@@ -96,7 +96,7 @@ def by_class(cells: Sequence[Cell]) -> Facts:
         metric = {SMALL: LATENCY, MIDDLE: LATENCY, LARGE: BUSBW}.get(size)
         value = metric and _whole(cell, metric.name)
         if cell.get("path_class") and value:
-            words = clean(cell["path_class"]), _op(cell), str(cell["ranks"]), clean(cell["arm"])
+            words = clean(cell["path_class"]), what(cell), str(cell["ranks"]), clean(cell["arm"])
             found.setdefault(words, {}).setdefault(size, []).append(value)
     latency = "latency", _seconds
     columns = {SMALL: latency, MIDDLE: latency, LARGE: ("bus GB/s", _gigabytes)}
@@ -158,7 +158,7 @@ def of_ranks(cells: Sequence[Cell], places: Places) -> Facts:
             rank = reading["point"].get("rank")
             if reading["metric"] == LATENCY.name and rank is not None and reading["median"]:
                 size, devices = cell["params"].get("bytes") or 0, tuple(cell["devices"])
-                key = _op(cell), _on(cell, places), clean(cell["arm"]), devices, size
+                key = what(cell), _on(cell, places), clean(cell["arm"]), devices, size
                 pair = reading["median"], (reading["mad"] or 0.0) / reading["median"]
                 gangs.setdefault(key, {}).setdefault(rank, []).append(pair)
     sizes: dict[Any, set[int]] = {}
@@ -188,9 +188,12 @@ def _whole(cell: Cell, metric: str) -> float | None:
     )
 
 
-def _op(cell: Cell) -> str:
+def what(cell: Cell) -> str:
+    """What was measured, but for the size: ``all_gather out_of float32``."""
     params = cell["params"]
-    words = (params.get("op") or cell["probe"], params.get("place"), params.get("dtype"))
+    place = {True: "in", False: "out_of"}.get(params.get("in_place"), params.get("place"))
+    more = (params.get(key) for key in ("mode", "pool", "order"))
+    words = (params.get("op") or cell["probe"], place, *more, params.get("dtype"))
     return " ".join(clean(w) for w in words if w)
 
 
@@ -251,7 +254,7 @@ def _effect(bench: Bench, reference: str, arm: str, places: Places) -> list[str]
         "probe": bench.probe,
     }
     return [
-        _op(cell),
+        what(cell),
         format_bytes(_size(bench)),
         _on(cell, places),
         clean(arm),
@@ -274,7 +277,7 @@ def _line(gang: fits.Gang, line: AlphaBeta, places: Places) -> list[str]:
         "probe": gang.probe,
     }
     return [
-        _op(cell),
+        what(cell),
         _on(cell, places),
         clean(gang.arm),
         format_seconds(alpha.value) if alpha.value > 0 else UNKNOWN,

@@ -10,7 +10,7 @@ from typing import Any
 from topobench.probes.metrics import BANDWIDTH, BUSBW, LATENCY
 from topobench.reading import MEASURED
 from topobench.report import figures
-from topobench.report.gangs import gang_facts
+from topobench.report.gangs import gang_facts, what
 from topobench.report.page import plots, wiring
 from topobench.report.page.parts import Figure, Head, Paragraph, Part, Table
 from topobench.report.records import Places
@@ -36,8 +36,7 @@ def collectives(
     for cell in cells:
         is_collective = any(r["metric"] == BUSBW.name for r in cell["readings"])
         if cell["status"] in MEASURED and is_collective and cell["params"].get("bytes"):
-            params = cell["params"]
-            fixed = (cell["probe"], params.get("op"), params.get("dtype"), params.get("backend"))
+            fixed = what(cell), clean(cell["params"].get("backend") or "")
             gangs[tuple(cell["devices"]), cell["ranks"], fixed].append(cell)
     ordered = sorted(gangs.items(), key=lambda item: -item[0][1])[:_MOST_GANGS]
     for number, ((devices, ranks, fixed), found) in enumerate(ordered):
@@ -59,10 +58,9 @@ def _of_one_binding(cells: Sequence[Cell]) -> list[Cell]:
     return [c for c in cells if c["binding"]["name"] == chosen]
 
 
-def _words(fixed: Any, ranks: int, devices: Sequence[str], places: Places) -> str:
-    probe, op, dtype, backend = (clean(f) if f else "" for f in fixed)
+def _words(fixed: Sequence[str], ranks: int, devices: Sequence[str], places: Places) -> str:
     where = places.devices(devices) or f"{ranks} CPU processes"
-    return " ".join(w for w in (op or probe, dtype, backend, f"over {where}") if w)
+    return " ".join(w for w in (*fixed, f"over {where}") if w)
 
 
 def _bandwidths(
