@@ -444,6 +444,11 @@ def test_the_planted_faults_of_a_demo_fleet_are_found_and_nothing_else(
     assert named == {("h06", "gpu:2"), ("h09", "gpu:0")}
     with Store.open(f"sqlite:///{made}") as store:  # the device of h09 has two of one check
         standing = sum(v.superseded_by is None for v in rows(store, schema.verdict))
+        with reading(store.engine) as connection:
+            overall = connection.exec_driver_sql(
+                "SELECT host, level FROM v_verdict WHERE check_name = 'overall' AND device IS NULL"
+            ).all()
+    assert sorted(map(tuple, overall)) == sorted(levels(found["data"]).items())
     subjects = found["data"]["subjects"]
     assert standing == sum(1 + len(s["checks"]) for s in subjects)
     with Store.open(f"sqlite:///{tmp_path}/copy.db") as copy:

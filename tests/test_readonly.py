@@ -197,6 +197,13 @@ def test_a_name_that_is_not_there_leads_to_those_that_are(url: str) -> None:
         run_sql(url, "SELECT gpu FROM v_latest")
 
 
+def test_a_view_of_a_later_version_is_made_by_an_upgrade(sqlite_store_url: str) -> None:
+    with Store.open(sqlite_store_url) as store, store.engine.begin() as connection:
+        connection.exec_driver_sql("DROP VIEW v_verdict")
+    with pytest.raises(UsageError, match="`topobench db upgrade` makes it"):
+        run_sql(sqlite_store_url, "SELECT level FROM v_verdict")
+
+
 def test_a_query_without_end_is_ended(url: str) -> None:
     with pytest.raises(StoreError, match=r"longer than 0\.5 s"):
         run_sql(url, ENDLESS, timeout_seconds=0.5)

@@ -169,6 +169,8 @@ _MISSING_COLUMN = re.compile(r"no such column: |column .* does not exist")
 def _where_names_are(message: str) -> str:
     """Beside a name that is not there: the views there are, or where columns are listed."""
     if _MISSING.search(message):
+        if any(re.search(rf"\b{view}\b", message) for view in VIEWS):
+            return ": the store was made before that view; `topobench db upgrade` makes it"
         return f"; views are {', '.join(VIEWS)}, and tables in docs/schema.md"
     if _MISSING_COLUMN.search(message):
         return "; docs/schema.md has the columns, and SELECT * shows them"

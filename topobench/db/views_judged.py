@@ -1,4 +1,4 @@
-"""Views of what was concluded: changes, knees, and windows of load against a limit."""
+"""Views of what was concluded: changes, knees, windows of load against a limit, verdicts."""
 
 from __future__ import annotations
 
@@ -154,5 +154,28 @@ JOIN arm a ON a.id = s.arm_id
 WHERE r.status IN ('ok', 'partial')
 """
 
-VIEWS = {"v_changes": V_CHANGES, "v_knee": V_KNEE, "v_fit": V_FIT, "v_slo": V_SLO}
+V_VERDICT = """
+CREATE VIEW v_verdict AS
+SELECT
+    sw.uuid AS sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
+    d.key AS device, v.check_name, v.level, v.value, v.reference, v.effect_ratio, v.mde_ratio,
+    v.confirmed_count, v.action, v.reason, v.policy_version, v.as_of,
+    sw.started_at AS measured_at, sw.started_unix_seconds AS measured_unix_seconds,
+    sw.source, sw.synthetic
+FROM verdict v
+JOIN sweep sw ON sw.id = v.sweep_id
+JOIN host h ON h.id = v.host_id
+JOIN cluster cl ON cl.id = h.cluster_id
+LEFT JOIN sku k ON k.id = h.sku_id
+LEFT JOIN device d ON d.id = v.device_id
+WHERE v.superseded_by IS NULL
+"""
+
+VIEWS = {
+    "v_changes": V_CHANGES,
+    "v_knee": V_KNEE,
+    "v_fit": V_FIT,
+    "v_slo": V_SLO,
+    "v_verdict": V_VERDICT,
+}
 """Name -> statement that makes it."""
