@@ -52,7 +52,10 @@ def opened(place: Path) -> Iterator[Path]:
         except _Insane as error:
             raise DiscoveryError(f"{place}: {error}") from error
         except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
-            raise DiscoveryError(f"{place}: it cannot be read as a tarball: {error}") from error
+            raise DiscoveryError(
+                f"{place}: it cannot be read as a tarball: {error}; give what `topobench topo "
+                "gather` wrote; another tool's file is read by `topobench topo import`"
+            ) from error
         yield _machine(root, place)
 
 
