@@ -107,8 +107,13 @@ def quantity(name: str, value: Any) -> str:
     return f"{number(value, scale)} {scale.unit}".strip()
 
 
+_COUNTED = {"kernel_launch_count": "kernel launches", "all_reduce_count": "all-reduces"}
+
+
 def label(name: str) -> str:
     """A name without its unit, in words: ``chunk_bytes`` is "chunk"."""
+    if name in _COUNTED:
+        return _COUNTED[name]
     for suffix in UNITS:
         if name.endswith(f"_{suffix}"):
             return clean(name.removesuffix(f"_{suffix}").replace("_", " "))
