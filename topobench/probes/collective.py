@@ -254,9 +254,7 @@ def _meet(context: WorkerContext, backend: str, device: Any) -> _Joined:
     import torch.distributed as dist
 
     timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
-    if backend == "gloo" and (named := os.environ.get("GLOO_SOCKET_IFNAME")):
-        for name in named.split(","):  # gloo would tell its own source position only
-            local_address(name)
+    named = _named(backend)
     if context.rank == 0:
         host = own = local_address(context.interface)
         interface = context.interface or "lo"
@@ -265,7 +263,7 @@ def _meet(context: WorkerContext, backend: str, device: Any) -> _Joined:
         host, _, text = context.wait().rpartition(":")
         host, port = host.strip("[]"), int(text)
         interface = context.interface or interface_towards(host, port) or "lo"
-        own = _own_address(interface)
+        own = local_address(named or interface)
         reach.require(context.rank, own, 0, host, port)
         store = dist.TCPStore(host, port, context.ranks, False, timeout)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -284,10 +282,18 @@ def _meet(context: WorkerContext, backend: str, device: Any) -> _Joined:
     return _Joined(Group(context.rank, context.ranks, backend, device), store)
 
 
-def _own_address(interface: str) -> str:
-    """Where others call this rank: on the interface that its library will take."""
-    named = os.environ.get("GLOO_SOCKET_IFNAME", interface).partition(",")[0]
-    return local_address(named)
+def _named(backend: str) -> str | None:
+    """
+    The first interface that the site names for gloo; None for another backend.
+
+    Raises:
+        ProbeError: ``unsupported``: one has no address; gloo would tell its own source position.
+    """
+    names = os.environ.get("GLOO_SOCKET_IFNAME") if backend == "gloo" else None
+    found = names.split(",") if names else []
+    for name in found:
+        local_address(name)
+    return next(iter(found), None)
 
 
 def _serve(address: str, context: WorkerContext, timeout: datetime.timedelta) -> Any:
