@@ -18,6 +18,7 @@ from topobench.db.columns import parse_time, time_text
 from topobench.db.find import LATEST, find_sweep, measured_query
 from topobench.errors import NotFound, UsageError
 
+_MOST_SWEEPS = 1000
 _SWEEP_PREFIX = re.compile(r"[0-9a-f][0-9a-f-]{3,35}")
 
 
@@ -29,6 +30,7 @@ class Selection:
     Args:
         meaning: The selector with every word spelled out, ``sweep:<uuid>`` and the like.
         drivers: Versions that begin with what was asked for.
+        of_days: Sweeps that began on these days; None if they are too many to name each.
     """
 
     selector: Selector
@@ -39,6 +41,7 @@ class Selection:
     skus: tuple[int, ...] | None = None
     drivers: tuple[str, ...] | None = None
     days: Days | None = None
+    of_days: tuple[int, ...] | None = None
 
 
 def resolve(connection: Connection, selector: Selector, as_of: str | None = None) -> Selection:
@@ -70,12 +73,13 @@ def resolve(connection: Connection, selector: Selector, as_of: str | None = None
         skus=ids.get("sku"),
         drivers=ids.get("driver"),
         days=named.days,
+        of_days=_of_days(connection, named.days),
     )
 
 
 def conditions(selection: Selection) -> list[sa.ColumnElement[bool]]:
     """What a query over ``run``, ``sweep``, ``host`` and ``environment`` must demand."""
-    r, s, h, e = schema.run, schema.sweep, schema.host, schema.environment
+    r, h, e = schema.run, schema.host, schema.environment
     pairs: list[tuple[sa.Column[Any], tuple[Any, ...] | None]] = [
         (r.c.sweep_id, selection.sweeps),
         (h.c.id, selection.hosts),
@@ -86,12 +90,25 @@ def conditions(selection: Selection) -> list[sa.ColumnElement[bool]]:
     found: list[sa.ColumnElement[bool]] = []
     found += [column.in_(ids) for column, ids in pairs if ids is not None]
     if selection.days is not None:
-        first, last = selection.days.first, selection.days.last
-        days = [s.c.started_at >= f"{first}T00:00:00.000000Z"] if first else []
-        days += [s.c.started_at < _day_after(last)] if last else []
-        # By their ids, which stand in the indices of runs: a host's other nights are not read.
-        found.append(r.c.sweep_id.in_(sa.select(s.c.id).where(*days)))
+        # Ids stand in the indices of runs: a host's other nights are not read.
+        of_days = selection.of_days
+        found += _begun(selection.days) if of_days is None else [r.c.sweep_id.in_(of_days)]
     return found
+
+
+def _begun(days: Days) -> list[sa.ColumnElement[bool]]:
+    """What sweeps of these days have."""
+    at = schema.sweep.c.started_at
+    first = [at >= f"{days.first}T00:00:00.000000Z"] if days.first else []
+    return [*first, *([at < _day_after(days.last)] if days.last else [])]
+
+
+def _of_days(connection: Connection, days: Days | None) -> tuple[int, ...] | None:
+    if days is None:
+        return None
+    query = sa.select(schema.sweep.c.id).where(*_begun(days)).limit(_MOST_SWEEPS + 1)
+    found = tuple(connection.execute(query).scalars())
+    return found if len(found) <= _MOST_SWEEPS else None
 
 
 def moment(text: str) -> str:
