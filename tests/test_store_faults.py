@@ -276,20 +276,23 @@ def test_a_text_edited_by_hand_is_no_bug_of_ours(sqlite_store_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "column", "command"),
+    ("table", "column", "kind", "command"),
     [
-        ("reading", "median", ["report", "--format", "json"]),
-        ("reading", "n", ["report", "--format", "csv"]),
-        ("reading", "median", ["query", "latest"]),
-        ("sweep", "estimated_seconds", ["report"]),
-        ("reading", "median", ["check"]),
+        ("reading", "median", "number", ["report", "--format", "json"]),
+        ("reading", "n", "number", ["report", "--format", "csv"]),
+        ("reading", "median", "number", ["query", "latest"]),
+        ("sweep", "estimated_seconds", "number", ["report"]),
+        ("reading", "median", "number", ["check"]),
+        ("reading", "point", "JSON text", ["report"]),
+        ("sweep", "started_at", "time", ["report"]),
     ],
 )
-def test_a_number_edited_by_hand_is_named_with_its_place(
+def test_a_value_edited_by_hand_is_named_with_its_place(
     sqlite_store_url: str,
     capsys: pytest.CaptureFixture[str],
     table: str,
     column: str,
+    kind: str,
     command: list[str],
 ) -> None:
     planned = cell(), cell()
@@ -306,7 +309,7 @@ def test_a_number_edited_by_hand_is_named_with_its_place(
     out, err = capsys.readouterr()
     place = f"table {table}, row {key} "
     assert place in out + err
-    assert f"column {column} holds '12,5' where a number belongs" in out + err
+    assert f"column {column} holds '12,5' where a {kind} belongs" in out + err
     assert "fault in topobench" not in err
 
 

@@ -1,5 +1,5 @@
 """
-Finds text where a number belongs: SQLite keeps whatever a hand writes into a column.
+Finds text where a number, a time or JSON belongs: SQLite keeps whatever a hand writes.
 
 Nothing topobench writes is such a text; PostgreSQL takes none. A whole store is looked through,
 so only where something has already gone wrong, or a value looks as if it had.
@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 
 from topobench.db import schema
+from topobench.db.columns import JsonText, UtcTime
 from topobench.db.engine import make_engine, mask_url, parse_url, reading, sqlite_path
 from topobench.errors import StoreError
 
@@ -23,7 +24,7 @@ _NUMBERS = (sa.Integer, sa.BigInteger, sa.Float, sa.Boolean)
 
 
 def blame(url: str) -> StoreError | None:
-    """The error of a SQLite store that holds text where a number belongs; None for any other."""
+    """The error of a SQLite store that was edited by hand, and wrongly; None for any other."""
     parsed = parse_url(url)
     path = sqlite_path(parsed)
     if path is None or not path.exists():
@@ -37,7 +38,7 @@ def blame(url: str) -> StoreError | None:
 
 
 def stray(connection: Connection) -> StoreError | None:
-    """The error that names the first text in a column of numbers; None if there is none."""
+    """The error that names the first text that is not of its column; None if there is none."""
     if connection.dialect.name != "sqlite":
         return None
     for table in schema.metadata.sorted_tables:
@@ -84,22 +85,31 @@ _OF_NUMBERS = re.compile(r"^n$|^n_|median$|lowest$|highest$|_(ratio|seconds|per_
 
 
 def _stray_of(connection: Connection, table: Table) -> str | None:
-    numbers = [c for c in table.columns if isinstance(c.type, _NUMBERS)]
     keys = list(table.primary_key.columns)
-    wrong = [sa.func.typeof(c).in_(("text", "blob")) for c in numbers]
-    as_kept = [sa.type_coerce(c, sa.types.NullType()) for c in (*keys, *numbers)]
-    query = sa.select(*as_kept).where(sa.or_(sa.false(), *wrong)).limit(1)
-    row = connection.execute(query).first()
+    wrong = {c: w for c in table.columns if (w := _wrong(c)) is not None}
+    as_kept = [sa.type_coerce(c, sa.types.NullType()) for c in (*keys, *wrong)]
+    told = [sa.case((clause, 1), else_=0) for _, clause in wrong.values()]
+    any_wrong = sa.or_(sa.false(), *(clause for _, clause in wrong.values()))
+    row = connection.execute(sa.select(*as_kept, *told).where(any_wrong).limit(1)).first()
     if row is None:
         return None
+    at = tuple(row[len(keys) + len(wrong) :]).index(1)
+    column, (kind, _) = list(wrong.items())[at]
     place = ", ".join(f"{k.name} {value}" for k, value in zip(keys, row, strict=False))
-    column, value = next(
-        (c.name, value)
-        for c, value in zip(numbers, row[len(keys) :], strict=True)
-        if isinstance(value, str | bytes)
-    )
     return (
-        f"table {table.name}, row {place}, column {column} holds {str(value)[:_LONGEST]!r} where a "
-        "number belongs; topobench did not write that: put the number back, or restore a copy from "
-        "before it was edited"
+        f"table {table.name}, row {place}, column {column.name} holds "
+        f"{str(row[len(keys) + at])[:_LONGEST]!r} where a {kind} belongs; topobench did not write "
+        "that: put it right, or restore a copy from before it was edited"
     )
+
+
+def _wrong(column: sa.Column[Any]) -> tuple[str, sa.ColumnElement[bool]] | None:
+    """What belongs into a column, and the condition on a value that is none; NULL never is."""
+    kept = sa.type_coerce(column, sa.types.NullType())
+    if isinstance(column.type, _NUMBERS):
+        return "number", sa.func.typeof(kept).in_(("text", "blob"))
+    if isinstance(column.type, UtcTime):
+        return "time", kept.op("NOT GLOB")("[0-9]*-[0-9]*-[0-9]*T[0-9]*:[0-9]*:[0-9]*Z")
+    if isinstance(column.type, JsonText) or column.name in ("point", "params"):
+        return "JSON text", sa.and_(kept.is_not(None), sa.func.json_valid(kept) == 0)
+    return None
