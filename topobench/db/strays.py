@@ -80,8 +80,10 @@ def check_answer(
         check_numbers(connection, ("",))
 
 
-_OF_NUMBERS = re.compile(r"^n$|^n_|median$|lowest$|highest$|_(ratio|seconds|per_second|lo|hi)$")
-"""Columns that never mean to hold text."""
+_OF_NUMBERS = re.compile(
+    r"^n$|^n_|(^|_)(median|lowest|highest)$|_(ratio|seconds|per_second)$|(?<!^at)_(lo|hi)$"
+)
+"""Columns that never mean to hold text; ``at_lo`` and ``at_hi`` are times."""
 
 
 def _stray_of(connection: Connection, table: Table) -> str | None:
