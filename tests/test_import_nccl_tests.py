@@ -355,7 +355,7 @@ def test_a_reduced_size_is_kept_beside_the_one_asked_for() -> None:
     assert found.requested["effective_maximum_bytes"] == 4932676266
     assert found.requested["missing_bytes"] == [8589934592]
     assert not [r for r in found.rows if r.size_bytes == 8 << 30]
-    assert any("4932676266" in r for r in found.reasons)
+    assert "asked for up to 8 GiB; the tool reduced that to 4.59 GiB (memory)" in found.reasons
 
 
 def test_a_table_that_was_cut_off_keeps_its_rows() -> None:

@@ -11,6 +11,7 @@ from topobench.importers.collectives import Half, Line, infer_op, missing_sizes,
 from topobench.importers.document import Document, DocumentStatus, check_size
 from topobench.importers.nccl_json import read_json
 from topobench.importers.nccl_text import Output, read_text
+from topobench.units import format_bytes
 
 TOOL = "nccl-tests"
 
@@ -140,9 +141,10 @@ def _why_partial(
         yield f"rows that could not be read, or contradict themselves: {out.malformed}"
     asked, given = (out.requested.get(f"{p}maximum_bytes") for p in ("", "effective_"))
     if given is not None:
-        yield f"asked for up to {asked} bytes; the tool reduced that to {given} (memory)"
+        wanted = "an unknown size" if asked is None else format_bytes(asked)
+        yield f"asked for up to {wanted}; the tool reduced that to {format_bytes(given)} (memory)"
     if missing:
-        yield f"no row for {len(missing)} of the sizes asked for, from {missing[0]} bytes"
+        yield f"no row for {len(missing)} of the sizes asked for, from {format_bytes(missing[0])}"
     if out.wrong is None:
         yield "cut off: the lines that end a run are missing"
     if sound and op is None:
