@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
+import socket
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+import uvicorn
 
 import sights
 from serving import Served, served
 from topobench import cli
 from topobench.db.store import Store
 from topobench.errors import UsageError
-from topobench.web.app import Address, _own_path
+from topobench.web import patience
+from topobench.web.app import Address, _own_path, make_app
 from topobench.web.guard import HEADERS, read_token
+from topobench.web.site import Site
 
 HOSTILE = "<script>alert(1)</script>"
 TOKEN = "a-token-of-more-than-sixteen-characters"
@@ -304,3 +309,40 @@ def test_a_taken_port_and_an_open_address_are_told(
     assert "give --port another" in capsys.readouterr().err
     assert cli.main(["serve", "--store", store, "--host", "0.0.0.0"]) == 2
     assert "--token-file" in capsys.readouterr().err
+
+
+QUESTION = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+ENDLESS = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\ntoken"
+
+
+def test_a_connection_that_does_not_come_to_an_end_is_closed(
+    store: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(patience, "QUESTION_SECONDS", 0.3)
+    said = [(b"", b""), (QUESTION[:30], b""), (ENDLESS, b"=a"), (QUESTION[:30], QUESTION[30:])]
+    *silent, asked = asyncio.run(_heard(store, said))
+    assert silent == [b"", b"", b""]
+    assert asked.startswith(b"HTTP/1.1 200 OK"), "in two parts, but whole in time"
+    assert "Traceback" not in capfd.readouterr().err
+
+
+async def _heard(store: str, said: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+    """What the server answers to each until it closes the connection; each is said in two parts."""
+
+    async def one(address: tuple[str, int], first: bytes, second: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(first)
+        await asyncio.sleep(0.05)
+        writer.write(second)
+        found = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        return found
+
+    app = make_app(Site(store, TOKEN), Address("127.0.0.1", 0, TOKEN))
+    server = uvicorn.Server(uvicorn.Config(app, http=patience.Impatient, lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        found = await asyncio.gather(*(one(listener.getsockname(), *parts) for parts in said))
+        server.should_exit = True
+        await serving
+    return found

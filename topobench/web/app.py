@@ -16,7 +16,7 @@ import anyio.to_thread
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
     FileResponse,
     HTMLResponse,
@@ -217,10 +217,13 @@ def _login(address: Address) -> Callable[[Request], Any]:
         if request.method != "POST":
             return HTMLResponse(pages.rendered("login", wanted=wanted, wrong=False))
         body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > _LONGEST_FORM:
-                return PlainTextResponse("too long\n", status_code=413)
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > _LONGEST_FORM:
+                    return PlainTextResponse("too long\n", status_code=413)
+        except ClientDisconnect:
+            return PlainTextResponse("incomplete\n", status_code=400)  # nobody reads it
         if not is_same(_field(body, "token"), address.token):
             text = pages.rendered("login", wanted=wanted, wrong=True)
             return HTMLResponse(text, status_code=403)
