@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from topobench.db import evidence
 from topobench.db.store import Store
 from topobench.errors import ConfigError
 from topobench.plan import make_plan
-from topobench.reading import Better, Reading, Reason, ReasonCode, Run, Status
+from topobench.reading import Better, Reading, Reason, ReasonCode, Run, Scalar, Status
 from topobench.user_command import Definition, metric_of, values
 
 KIND = "kind: topobench/v1\n"
@@ -303,8 +303,11 @@ class TestRun:
 class Told(judging.Fleet):
     """A fleet whose readings say their direction, as a command's do."""
 
-    def _reading(self, middle: float, metric: str, samples: int) -> Reading:
-        return dataclasses.replace(super()._reading(middle, metric, samples), better=Better.HIGHER)
+    def _reading(
+        self, middle: float, metric: str, samples: int, point: Mapping[str, Scalar] | None
+    ) -> Reading:
+        made = super()._reading(middle, metric, samples, point)
+        return dataclasses.replace(made, better=Better.HIGHER)
 
 
 def test_the_arms_environment_wins_over_the_commands_own(lab: Lab) -> None:
