@@ -121,29 +121,42 @@ def test_a_pass_and_its_rate_of_tokens_are_called_alike() -> None:
     }
 
 
-def test_environments_of_a_command_are_held_against_its_first() -> None:
-    """Named last by the alphabet; the new engine is 4 % faster under either binding."""
-    own = Definition("own", ("bench",), environments=({"ENGINE": "old"}, {"ENGINE": "new"}))
-    rates = {"old": 5000.0, "new": 5200.0}
-    cells = [
+def engines(*environments: dict[str, str]) -> list[Any]:
+    """A command; the engine ``new`` is 4 % faster than any other under either binding."""
+    own = Definition("own", ("bench",), environments=environments)
+    return [
         documents.cell(
             "command",
-            [documents.reading("tokens_per_second", rates[engine])],
+            [documents.reading("tokens_per_second", 5200.0 if "new" in env.values() else 5000.0)],
             params={"command": "own", "definition": own.text, "digest": own.digest},
             binding=documents.binding(binding),
-            arm=f"{binding}+ENGINE={engine}",
-            env={"ENGINE": engine},
+            arm="+".join([binding, *(f"{k}={v}" for k, v in env.items())]),
+            env=env,
             block=block,
         )
         for block in range(8)
         for binding in ("none", "local")
-        for engine in ("new", "old")
+        for env in reversed(environments)
     ]
-    found = [*arm_effects(benches(cells))]
+
+
+def test_environments_of_a_command_are_held_against_its_first() -> None:
+    """Named last by the alphabet."""
+    found = [*arm_effects(benches(engines({"ENGINE": "old"}, {"ENGINE": "new"})))]
     assert [(e.arm, e.reference) for e in found] == [
         ("none+ENGINE=new", "none+ENGINE=old"),
         ("local+ENGINE=new", "none+ENGINE=new"),
         ("local+ENGINE=old", "none+ENGINE=old"),
+    ]
+    assert [e.found.effect_ratio for e in found] == pytest.approx([0.04, 0.0, 0.0])
+
+
+def test_bindings_of_a_command_are_compared_within_an_environment_without_variables_too() -> None:
+    found = [*arm_effects(benches(engines({}, {"ENGINE": "new"})))]
+    assert [(e.arm, e.reference) for e in found] == [
+        ("none+ENGINE=new", "none"),
+        ("local+ENGINE=new", "none+ENGINE=new"),
+        ("local", "none"),
     ]
     assert [e.found.effect_ratio for e in found] == pytest.approx([0.04, 0.0, 0.0])
 

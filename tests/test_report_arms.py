@@ -112,6 +112,12 @@ def test_an_environment_that_was_in_force_without_the_arm_is_told() -> None:
         "none/auto+nvls_off changes nothing here: NCCL_NVLS_ENABLE=0 was in force without it, too"
     )
     assert [t for t in notes(cells) if "changes nothing" in t] == [told]
+    free = [
+        documents.cell("all_reduce", host="h2", arm=arm, env=env, conditions={"env": env})
+        for arm, env in arms.items()
+    ]
+    for several in ([*cells, *free], [*free, *cells]):
+        assert not [t for t in notes(several) if "changes nothing" in t]
 
 
 def test_variables_are_told_of_arms_whose_names_do_not_say_them() -> None:

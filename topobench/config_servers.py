@@ -26,7 +26,8 @@ from topobench.yaml_strict import Node, Text
 
 _SET_HERE = ("arguments", "digest", "gpus", "server_definition")
 """Parameters that follow from the definition."""
-_KEY_NAME = re.compile(r"KEY|TOKEN|SECRET", re.IGNORECASE)
+_KEY_NAME = re.compile(r"(?<!P)KEY|TOKEN|SECRET", re.IGNORECASE)
+"""What is masked by its name; a PKEY is not."""
 _URL = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
 _WORD = re.compile(r"[a-z][a-z0-9_]*")
 _MOST_STARTS = 10.0
@@ -173,8 +174,8 @@ def _url(text: str) -> str:
 def _key_env(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) or not _KEY_NAME.search(text):
         raise ValueError(
-            f"{text!r} must be the name of a variable with KEY, TOKEN or SECRET in it, so that "
-            "its value is masked; pass the variable by the section env:"
+            f"{text!r} must be the name of a variable with KEY (not PKEY), TOKEN or SECRET in "
+            "it, so that its value is masked"
         )
     return text
 

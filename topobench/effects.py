@@ -148,23 +148,21 @@ def arm_effects(found: Sequence[Bench]) -> Iterator[ArmEffect]:
                 yield ArmEffect(bench, bare_name(arm), reference, bench.median(arm), effect)
 
 
-def _first_environment(bench: Bench) -> str:
-    """Variables of the first environment of a user's command; empty if none can be told."""
+def _first_environment(bench: Bench) -> str | None:
+    """Variables of the first environment of a user's command; None if none can be told."""
     text = bench.param("definition") if bench.probe == PROBE else None
     try:
-        return env_arms.text_of(Definition.from_text(str(text)).settings[0]) if text else ""
+        return env_arms.text_of(Definition.from_text(str(text)).settings[0]) if text else None
     except ValueError:  # a definition of another version
-        return ""
+        return None
 
 
-def _references(arm: str, first: str) -> Iterator[str]:
+def _references(arm: str, first: str | None) -> Iterator[str]:
     """What an arm without a ring is held against, before what stands in for that."""
     binding, _, settings = arm.partition("+")
     for name in _REFERENCES:
-        if first:
-            yield f"{name}+{first if binding == name else settings}"
-        else:
-            yield name
+        same = first if binding == name else settings
+        yield f"{name}+{same}" if first is not None and same else name
 
 
 def bare_name(arm: str) -> str:

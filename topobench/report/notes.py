@@ -59,14 +59,15 @@ def environments(cells: Sequence[Cell]) -> dict[str, str] | None:
 
 
 def _without_effect(cells: Sequence[Cell]) -> Iterator[str]:
-    """Environments that were in force without the arm, too: both arms measured the same."""
-    in_force = {c["arm"]: c["conditions"].get("env") or {} for c in cells}
-    told = {
-        cell["arm"]: env_arms.text_of(cell["env"])
-        for cell in cells
-        if cell["env"] and cell["env"].items() <= in_force.get(_without_settings(cell), {}).items()
-    }
-    for arm, text in sorted(told.items()):
+    """Environments that every host had without the arm, too: both arms measured the same."""
+    in_force = {(c["host"], c["arm"]): c["conditions"].get("env") or {} for c in cells}
+    told: dict[tuple[str, str], bool] = {}
+    for cell in cells:
+        if cell["env"]:
+            bare = in_force.get((cell["host"], _without_settings(cell)), {})
+            arm = cell["arm"], env_arms.text_of(cell["env"])
+            told[arm] = told.get(arm, True) and cell["env"].items() <= bare.items()
+    for arm, text in sorted(arm for arm, everywhere in told.items() if everywhere):
         yield f"{clean(arm)} changes nothing here: {clean(text)} was in force without it, too"
 
 
