@@ -94,6 +94,18 @@ class TestSmallHost:
         denied = host(small(), memory_policy="denied: Operation not permitted")
         assert without_ids(make_plan(configured(), [denied], seed=1)) == without_ids(self.plan())
 
+    def test_rings_between_cpus_are_told_not_to_apply(self) -> None:
+        chosen = dataclasses.replace(
+            configured(probes="all_reduce,ring_p2p", bindings="none"),
+            rings=("auto", "best", (0, 2, 1, 3)),
+        )
+        cells = make_plan(chosen, [host(small(cpus=4))], seed=1).cells
+        found = {(c.case.probe, c.arm.name, c.status.value) for c in cells if c.reason}
+        assert found == {
+            ("all_reduce", "none/best", "not_applicable"),
+            ("all_reduce", "none/0-2-1-3", "not_applicable"),
+        }
+
     def test_one_cpu_has_no_gang(self) -> None:
         plan = make_plan(configured(), [host(small(cpus=1))], seed=1)
         assert {c.case.probe for c in planned(plan.cells)} == {"host_memory", "prefill"}

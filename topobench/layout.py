@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -261,7 +261,9 @@ class _Layout:
         for ranks in choice.gang_sizes():
             lack = needs_cpus(ranks, self.host.topology)
             if lack is None:
-                yield from self._gang(choice, _Bench((), ranks, env_arms=True), benches)
+                in_rings = choice.probe.arms is Arms.GANG
+                bench = _Bench((), ranks, rings=in_rings, env_arms=True)
+                yield from self._gang(choice, bench, benches)
             else:
                 yield self._lacking(choice, lack, ranks=ranks)
 
@@ -462,16 +464,14 @@ class _Layout:
 
     def _rings(self, bench: _Bench) -> tuple[list[str | None], list[Refusal]]:
         """Ring arms exist between GPUs only; those that cannot differ are refused."""
+        wanted = self.site.config.rings
         if bench.ranks < 2 or not bench.rings:
             return [None], []
+        if not bench.devices:
+            return [None], _ring_refusals(rings.without_nccl(wanted))
         matrix = rings.bandwidths(self.host.topology, bench.devices)
-        found = rings.arms(self.site.config.rings, bench.ranks, matrix)
-        refused = [
-            Refusal(f"none/{arm.name}", arm.status, arm.reason)
-            for arm in found
-            if isinstance(arm, rings.RingRefusal)
-        ]
-        return [arm.name for arm in found if isinstance(arm, rings.RingArm)], refused
+        found = rings.arms(wanted, bench.ranks, matrix)
+        return [arm.name for arm in found if isinstance(arm, rings.RingArm)], _ring_refusals(found)
 
     def _rounds(self, groups: Sequence[_Group], label: str, count: int) -> Iterator[Cell]:
         """Complete rounds over the arms in seeded order, every second one mirrored."""
@@ -566,6 +566,14 @@ def environments(
         else:
             refused.append((arm, why))
     return arms, refused
+
+
+def _ring_refusals(found: Iterable[rings.RingArm | rings.RingRefusal]) -> list[Refusal]:
+    return [
+        Refusal(f"none/{arm.name}", arm.status, arm.reason)
+        for arm in found
+        if isinstance(arm, rings.RingRefusal)
+    ]
 
 
 def _laid_out_as(choice: Choice) -> Arms:

@@ -188,7 +188,7 @@ def arms(
     taken: dict[tuple[Order, ...], str] = {}
     for given in wanted:
         item = given if isinstance(given, str | Orders) else Orders((tuple(given),))
-        name = item if isinstance(item, str) else item.name
+        name = _name(item)
         if name in (AUTO, AUTO_RING, IDENTITY):
             found.append(RingArm(name))
             continue
@@ -208,6 +208,19 @@ def arms(
             why = Reason(ReasonCode.EQUIVALENT_ARMS, f"the same ring as {other}")
             found.append(RingRefusal(name, Status.NOT_APPLICABLE, why))
     return found
+
+
+def without_nccl(wanted: Sequence[str | Orders | Sequence[int]]) -> list[RingRefusal]:
+    """The ring arms asked for, between processes that NCCL does not join."""
+    text = "gloo takes no ring; the probe ring_p2p runs along any order on any backend"
+    why = Reason(ReasonCode.EQUIVALENT_ARMS, text)
+    return [RingRefusal(_name(item), Status.NOT_APPLICABLE, why) for item in wanted if item != AUTO]
+
+
+def _name(given: str | Orders | Sequence[int]) -> str:
+    if isinstance(given, str):
+        return given
+    return (given if isinstance(given, Orders) else Orders((tuple(given),))).name
 
 
 def orders_of(name: str, matrix: Matrix | None) -> tuple[Order, ...]:
