@@ -10,8 +10,8 @@
 -- above_mde: 1 if the gain is larger than the smallest one this data would show. verdict needs an
 -- interval between processes that lies beyond, or within, the tolerance.
 SELECT
-    cluster, host, devices, n_ranks, op, bytes, seq_len, dtype, backend, binding, ring, reference_ring,
-    metric, unit, point, n_pairs, reference_n, reference_median, reference_ci_lo,
+    cluster, host, devices, n_ranks, op, bytes, seq_len, dtype, backend, binding, ring,
+    reference_ring, metric, unit, point, n_pairs, reference_n, reference_median, reference_ci_lo,
     reference_ci_hi, n, median, ci_lo, ci_hi, ci_level, gain_ratio, gain_lo, gain_hi, mde_ratio,
     CASE WHEN mde_ratio IS NOT NULL THEN CASE WHEN gain_ratio > mde_ratio THEN 1 ELSE 0 END END
         AS above_mde,

@@ -8,8 +8,9 @@
 -- param now moment = now: ages are counted up to here
 -- Of the newest run of each case. concurrency: requests in flight; offered_per_second: of an open
 -- loop. first_over: smallest load above with a window that broke the limit, NULL if there is none:
--- then the server may take more. n, errors, p99_seconds (the worst), tokens_per_joule: of its windows. A load that
--- broke the limit when a search confirmed it did not hold, whatever it did before.
+-- then the server may take more. n, errors, p99_seconds (the worst), tokens_per_joule: of its
+-- windows. A load that broke the limit when a search confirmed it did not hold, whatever it did
+-- before.
 WITH newest AS (
     SELECT
         v.*, CASE WHEN concurrency IS NULL THEN offered_per_second END AS rate,
