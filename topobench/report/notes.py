@@ -65,9 +65,9 @@ def _without_effect(cells: Sequence[Cell]) -> Iterator[str]:
     for cell in cells:
         if cell["env"]:
             bare = in_force.get((cell["host"], _without_settings(cell)), {})
-            arm = cell["arm"], env_arms.text_of(cell["env"])
-            told[arm] = told.get(arm, True) and cell["env"].items() <= bare.items()
-    for arm, text in sorted(arm for arm, everywhere in told.items() if everywhere):
+            key = cell["arm"], env_arms.text_of(cell["env"])
+            told[key] = told.get(key, True) and cell["env"].items() <= bare.items()
+    for arm, text in sorted(key for key, everywhere in told.items() if everywhere):
         yield f"{clean(arm)} changes nothing here: {clean(text)} was in force without it, too"
 
 
