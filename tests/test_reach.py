@@ -52,6 +52,40 @@ def test_a_rank_that_cannot_call_rank_0_says_so_through_it(store: Any) -> None:
     assert said.startswith("rank 1 (127.0.0.1) cannot reach rank 0 (127.0.0.1 port 1): ")
 
 
+def test_a_rank_on_another_network_neither_calls_nor_is_called(store: Any) -> None:
+    """Whichever it is; the others still call each other."""
+    for away in (0, 1):
+        kept = dist.PrefixStore(str(away), store)
+        with ThreadPoolExecutor(3) as pool:
+            found = [
+                pool.submit(reach.require_both_ways, kept, r, 3, HERE, elsewhere=r == away)
+                for r in range(3)
+            ]
+        assert [f.result() for f in found] == [None] * 3
+        assert kept.get(f"reach/{away}") == b""
+        assert kept.get("reach/2").startswith(b"127.0.0.1 ")
+
+
+@pytest.mark.parametrize(
+    ("backend", "named", "elsewhere"),
+    [
+        ("nccl", None, False),
+        ("nccl", "=ib0", False),
+        ("nccl", "ib0", False),
+        ("nccl", "ib", True),
+        ("nccl", "^docker0", True),
+        ("gloo", "ib1", False),
+    ],
+)
+def test_nccl_may_be_told_to_talk_elsewhere(
+    backend: str, named: str | None, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    if named:
+        monkeypatch.setenv("NCCL_SOCKET_IFNAME", named)
+    assert collective._elsewhere(backend, "ib0") is elsewhere
+
+
 def test_a_meeting_place_that_cannot_be_called_is_told_at_once() -> None:
     """It would be called for a minute by torch."""
     context = Listener().context(rank=1, ranks=2, wait=lambda: "127.0.0.1:1")

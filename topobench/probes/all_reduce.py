@@ -125,7 +125,8 @@ class Buffers:
         """
         Sum one buffer of known data and compare every element, on every rank.
 
-        The place of the sum holds this rank's own values before, which the sum never equals.
+        The place of the sum holds this rank's own values before, or zeros out of place, which
+        the sum never equals.
 
         Raises:
             ResultInvalid: ``wrong_data``, naming the ranks that got it; on every rank.
@@ -135,7 +136,7 @@ class Buffers:
         buffer, found = self._buffers[0], self._sums[0]
         patterns.spread(tiles[self._group.rank].to(self._group.device), buffer)
         if not self._in_place:
-            found.copy_(buffer)
+            found.zero_()
         self._next = 0
         self.enqueue(1)
         wrong = patterns.differing(expected, found)

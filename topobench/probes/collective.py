@@ -266,11 +266,12 @@ def _meet(context: WorkerContext, backend: str, device: Any) -> _Joined:
         own = local_address(named or interface)
         reach.require(context.rank, own, 0, host, port)
         store = dist.TCPStore(host, port, context.ranks, False, timeout)
+    elsewhere = _elsewhere(backend, interface)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if interface != "lo":
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     if not ipaddress.ip_address(host).is_loopback:
-        reach.require_both_ways(store, context.rank, context.ranks, own)
+        reach.require_both_ways(store, context.rank, context.ranks, own, elsewhere=elsewhere)
     dist.init_process_group(
         backend,
         store=store,
@@ -294,6 +295,12 @@ def _named(backend: str) -> str | None:
     for name in found:
         local_address(name)
     return next(iter(found), None)
+
+
+def _elsewhere(backend: str, interface: str) -> bool:
+    """Whether the site gives NCCL other interfaces than the one on which ranks meet."""
+    named = os.environ.get("NCCL_SOCKET_IFNAME", "") if backend == "nccl" else ""
+    return named.removeprefix("=") not in ("", interface)
 
 
 def _serve(address: str, context: WorkerContext, timeout: datetime.timedelta) -> Any:

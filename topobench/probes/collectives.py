@@ -242,14 +242,14 @@ class Exchange:
         """
         Run one operation on known data and compare every element, on every rank.
 
-        What is received into holds this rank's own data before, which is never all right.
+        What is received into holds zeros before, which are never right.
 
         Raises:
             ResultInvalid: ``wrong_data``, naming the ranks that got it; on every rank.
         """
         sent, received = self._sent[0], self._received[0]
         own = self.tiles(version)
-        patterns.spread(own[0], received)
+        received.zero_()
         self._fill(sent, own)
         self._next = 0
         self.enqueue(1)

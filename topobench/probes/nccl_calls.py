@@ -21,7 +21,8 @@ _LIBRARY = "libnccl.so.2"
 # Of ncclDataType_t, ncclRedOp_t and ncclResult_t in nccl.h; unchanged since 2.10.
 _TYPES = {"int32": 2, "int64": 4, "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9}
 _SUM = 0
-_SUCCESS, _REMOTE_ERROR = 0, 6
+_SUCCESS = 0
+_NONBLOCKING = "TORCH_NCCL_USE_COMM_NONBLOCKING"
 
 
 class Calls:
@@ -32,14 +33,21 @@ class Calls:
         group: Joined over NCCL; it has met, so that its communicator is there.
 
     Raises:
-        ProbeUnavailable: ``unsupported``: another backend, or a torch that does not lend its
-            communicator or does not share its NCCL.
+        ProbeUnavailable: ``unsupported``: another backend, calls that return before their work
+            is enqueued, or a torch that does not lend its communicator or share its NCCL.
     """
 
     def __init__(self, group: collective.Group) -> None:
         if group.backend != "nccl":
             text = f"{group.backend} does this in place only; {INSTEAD}"
             raise ProbeUnavailable(ReasonCode.UNSUPPORTED, text)
+        if os.environ.get(_NONBLOCKING) == "1":
+            text = f"NCCL's calls return too early where {_NONBLOCKING}=1 is set; {INSTEAD}"
+            raise ProbeUnavailable(ReasonCode.UNSUPPORTED, text)
+        import torch
+
+        self._cuda = torch.cuda  # an import statement would cost 0.4 us of each call
+        self._types = {getattr(torch, name): number for name, number in _TYPES.items()}
         self._library = _loaded()
         self._communicator = _communicator(group)
 
@@ -52,24 +60,20 @@ class Calls:
         self._call("ncclBroadcast", sent, received, 0)
 
     def _call(self, name: str, sent: Any, received: Any, how: int) -> None:
-        import torch
-
-        stream = torch.cuda.current_stream().cuda_stream
         code = getattr(self._library, name)(
             ctypes.c_void_p(sent.data_ptr()),
             ctypes.c_void_p(received.data_ptr()),
             ctypes.c_size_t(sent.numel()),
-            _TYPES[str(sent.dtype).removeprefix("torch.")],
+            self._types[sent.dtype],
             how,
             ctypes.c_void_p(self._communicator),
-            ctypes.c_void_p(stream),
+            ctypes.c_void_p(self._cuda.current_stream().cuda_stream),
         )
         if code != _SUCCESS:
-            lost = code == _REMOTE_ERROR
-            raise ProbeError(
-                ReasonCode.RANK_LOST if lost else ReasonCode.CUDA_ERROR,
-                f"{name}: {self._library.ncclGetErrorString(code).decode(errors='replace')}",
-            )
+            words = self._library.ncclGetErrorString(code).decode(errors="replace")
+            text = f"NCCL error in {name}: {words}"
+            # As torch would say it: ``collective.errors_named`` tells a lost rank by the words.
+            raise ProbeError(ReasonCode.CUDA_ERROR, text) from RuntimeError(text)
 
 
 def _communicator(group: collective.Group) -> int:
@@ -97,7 +101,7 @@ def _loaded() -> ctypes.CDLL:
     library.ncclGetVersion(ctypes.byref(found))
     major, minor, patch = own
     if found.value != major * 10_000 + minor * 100 + patch:
-        text = f"{_LIBRARY} is version {found.value}, that of torch is {own}; {INSTEAD}"
+        text = f"{_LIBRARY} is version {found.value}, torch was built for {own}; {INSTEAD}"
         raise ProbeUnavailable(ReasonCode.UNSUPPORTED, text)
     library.ncclGetErrorString.restype = ctypes.c_char_p
     return library

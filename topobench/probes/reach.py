@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -38,39 +38,44 @@ def require(rank: int, own: str, other: int, address: str, port: int) -> None:
         raise ProbeError(ReasonCode.UNREACHABLE, f"{text}; {_MENDING}")
 
 
-def require_both_ways(store: Any, rank: int, ranks: int, own: str) -> None:
+def require_both_ways(
+    store: Any, rank: int, ranks: int, own: str, *, elsewhere: bool = False
+) -> None:
     """
     Call rank 0 from every other rank and every other rank from rank 0.
 
     Args:
         store: Of torch.distributed, joined by all ranks.
         own: Address of this rank.
+        elsewhere: Its library talks over another network, of which a call would prove nothing:
+            this rank neither calls nor is called.
 
     Raises:
         ProbeError: ``unreachable``, on every rank, with both addresses of each call that failed.
     """
     with _listening(own, ranks) as port:
-        store.set(f"reach/{rank}", f"{own} {port}")
+        store.set(f"reach/{rank}", "" if elsewhere else f"{own} {port}")
         if rank:
-            store.set(f"reached/{rank}", _call_known(store, rank, own, 0))
+            found = "" if elsewhere else _call_known(store, rank, own, 0)
+            store.set(f"reached/{rank}", found)
         else:
-            store.set("reached", "; ".join(_gathered(store, ranks, own)))
+            called = () if elsewhere else range(1, ranks)
+            store.set("reached", "; ".join(_gathered(store, ranks, own, called)))
         failed = store.get("reached").decode()
     if failed:
         raise ProbeError(ReasonCode.UNREACHABLE, f"{failed}; {_MENDING}")
 
 
-def _gathered(store: Any, ranks: int, own: str) -> Iterator[str]:
-    others = range(1, ranks)
+def _gathered(store: Any, ranks: int, own: str, called: Iterable[int]) -> Iterator[str]:
     with ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
-        here = list(pool.map(lambda other: _call_known(store, 0, own, other), others))
-    there = [store.get(f"reached/{other}").decode() for other in others]
+        here = list(pool.map(lambda other: _call_known(store, 0, own, other), called))
+    there = [store.get(f"reached/{other}").decode() for other in range(1, ranks)]
     return (text for text in (*here, *there) if text)
 
 
 def _call_known(store: Any, rank: int, own: str, other: int) -> str:
     address, _, port = store.get(f"reach/{other}").decode().partition(" ")
-    return _call(rank, own, other, address, int(port))
+    return _call(rank, own, other, address, int(port)) if address else ""
 
 
 def _call(rank: int, own: str, other: int, address: str, port: int) -> str:

@@ -44,9 +44,9 @@ def accelerator(context: WorkerContext) -> Iterator[Accelerator]:
         ProbeUnavailable: torch is not installed, or lacks the backend.
         ProbeError: ``rank_lost``, ``torch_cannot_use_gpu``; what torch raises inside, by our names.
     """
-    import torch
-
     group = collective.join(context)
+    import torch  # by now it is loaded, in the way that keeps nothing of this case
+
     context.note("backend", group.backend)
     if group.rank == 0:
         found = sorted(os.environ.items())
