@@ -8,6 +8,7 @@ calls every other, on ports that each opened for it.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import socket
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,8 @@ from topobench.errors import ProbeError
 from topobench.reading import ReasonCode
 
 CALL_SECONDS = 5.0
+_LATE = datetime.timedelta(seconds=120)
+"""A host whose torch is not in its page cache yet may come so much later than others."""
 _CALLS_AT_ONCE = 32
 _MENDING = (
     "open the hosts' ports to each other, both ways, or name another interface: "
@@ -61,7 +64,7 @@ def require_both_ways(
         else:
             called = () if elsewhere else range(1, ranks)
             store.set("reached", "; ".join(_gathered(store, ranks, own, called)))
-        failed = store.get("reached").decode()
+        failed = _told(store, "reached")
     if failed:
         raise ProbeError(ReasonCode.UNREACHABLE, f"{failed}; {_MENDING}")
 
@@ -69,13 +72,18 @@ def require_both_ways(
 def _gathered(store: Any, ranks: int, own: str, called: Iterable[int]) -> Iterator[str]:
     with ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
         here = list(pool.map(lambda other: _call_known(store, 0, own, other), called))
-    there = [store.get(f"reached/{other}").decode() for other in range(1, ranks)]
+    there = [_told(store, f"reached/{other}") for other in range(1, ranks)]
     return (text for text in (*here, *there) if text)
 
 
 def _call_known(store: Any, rank: int, own: str, other: int) -> str:
-    address, _, port = store.get(f"reach/{other}").decode().partition(" ")
+    address, _, port = _told(store, f"reach/{other}").partition(" ")
     return _call(rank, own, other, address, int(port)) if address else ""
+
+
+def _told(store: Any, key: str) -> str:
+    store.wait([key], _LATE)
+    return str(store.get(key).decode())
 
 
 def _call(rank: int, own: str, other: int, address: str, port: int) -> str:
