@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
+from topobench.errors import ProbeError, ResultInvalid
 from topobench.probes import all_reduce, collective, collectives, nccl_calls
 from topobench.probes.collective import Group
 
@@ -77,12 +77,17 @@ def test_only_a_remote_error_is_a_lost_rank(
     assert WORDS[code].decode() in caught.value.text
 
 
-def test_calls_that_return_before_their_work_is_enqueued_are_not_timed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_communicator_that_does_not_block_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what torch asked of NCCL, or by the variable that asks torch for it."""
+    backends = [
+        SimpleNamespace(options=SimpleNamespace(config=SimpleNamespace(blocking=blocking)))
+        for blocking in (0, 1, -(1 << 31))
+    ]
+    monkeypatch.delenv("TORCH_NCCL_USE_COMM_NONBLOCKING", raising=False)
+    assert [nccl_calls._returns_early(b) for b in backends] == [True, False, False]
+    assert not nccl_calls._returns_early(object())
     monkeypatch.setenv("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")
-    with pytest.raises(ProbeUnavailable, match="return too early"):
-        calls(Library(), monkeypatch)
+    assert nccl_calls._returns_early(object())
 
 
 class Root(Group):

@@ -41,9 +41,6 @@ class Calls:
         if group.backend != "nccl":
             text = f"{group.backend} does this in place only; {INSTEAD}"
             raise ProbeUnavailable(ReasonCode.UNSUPPORTED, text)
-        if os.environ.get(_NONBLOCKING) == "1":
-            text = f"NCCL's calls return too early where {_NONBLOCKING}=1 is set; {INSTEAD}"
-            raise ProbeUnavailable(ReasonCode.UNSUPPORTED, text)
         import torch
 
         self._cuda = torch.cuda  # an import statement would cost 0.4 us of each call
@@ -79,12 +76,22 @@ class Calls:
 def _communicator(group: collective.Group) -> int:
     import torch.distributed as dist
 
-    lend = getattr(dist.group.WORLD._get_backend(group.device), "_comm_ptr", None)
+    backend = dist.group.WORLD._get_backend(group.device)
+    if _returns_early(backend):
+        text = f"torch's communicator does not block; set {_NONBLOCKING}=0, or {INSTEAD}"
+        raise ProbeUnavailable(ReasonCode.UNSUPPORTED, text)
+    lend = getattr(backend, "_comm_ptr", None)
     pointer = int(lend()) if lend else 0
     if not pointer:
         text = f"this torch does not lend its communicator of NCCL; {INSTEAD}"
         raise ProbeUnavailable(ReasonCode.UNSUPPORTED, text)
     return pointer
+
+
+def _returns_early(backend: Any) -> bool:
+    """Whether a call may come back before its work is enqueued, so that a mark comes too early."""
+    config = getattr(getattr(backend, "options", None), "config", None)
+    return os.environ.get(_NONBLOCKING) == "1" or getattr(config, "blocking", 1) == 0
 
 
 def _loaded() -> ctypes.CDLL:
