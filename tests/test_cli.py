@@ -216,6 +216,8 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
         (["probe", "--store", "sqlite:////no/such/folder/t.db"], 3, "does not exist"),
         (["probe", "--budget", "soon"], 2, "budget"),
         (["probe", "--resume", "latest"], 3, "no sweep"),
+        (["probe", "--resume", "latest", "--probes", "gemm"], 2, "leave out --probes"),
+        (["probe", "--like", "latest", "--set", "gemm.size=64", "--seed", "1"], 2, "--set, --seed"),
         (["report"], 1, "no such file"),
         (["query"], 2, "--list"),
         (["query", "latest", "--sql", "select 1"], 2, "--list"),

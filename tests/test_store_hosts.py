@@ -47,11 +47,11 @@ def test_what_is_left_of_joint_cells_is_resumed_on_the_same_hosts(store_url: str
         reason = Reason(ReasonCode.HOST_LOST, "host k3: gone")
         store.put_run(run(lost, status=Status.FAILED, reason=reason))
         cells, attempts = store.cells_to_resume(sweep)
-        everything, seed = store.cells_of(sweep)
+        everything, seed, profile = store.cells_of(sweep)
     assert [c.hosts for c in cells] == [("k1", "k3"), ("k2", "k3")]
     assert attempts == {lost.id: 2, never.id: 1}
     assert [(c.id, c.hosts) for c in everything] == [(c.id, c.hosts) for c in (done, lost, never)]
-    assert seed == 7
+    assert (seed, profile) == (7, "quick")
 
 
 def test_each_pair_has_a_history_of_its_own(store_url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -134,6 +135,19 @@ def probe(
     """
     from topobench import commands, config
 
+    if resume is not None or like is not None:
+        _refuse_other_cells(
+            "--like" if resume is None else "--resume",
+            {
+                "--profile": profile,
+                "--probes": probes,
+                "--set": sets,
+                "--devices": devices,
+                "--bindings": bindings,
+                "--budget": budget,
+                "--seed": seed,
+            },
+        )
     wanted = config.load(
         cluster,
         overrides=config.Overrides(
@@ -161,6 +175,15 @@ def probe(
     if output is Format.TABLE:
         warn(outcome)
     return emit("probe", outcome, output.value, silent=quiet and outcome.exit_code == 0)
+
+
+def _refuse_other_cells(again: str, given: Mapping[str, object]) -> None:
+    """A stored sweep says itself what is measured."""
+    if names := [name for name, value in given.items() if value not in (None, [])]:
+        raise UsageError(
+            f"{again} runs the cells of a stored sweep as they are: leave out {', '.join(names)}, "
+            f"or leave out {again}"
+        )
 
 
 @app.command()

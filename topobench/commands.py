@@ -104,7 +104,9 @@ def _new_sweep(
         if earlier is None:
             plan = make_plan(config, hosts, seed=config.seed)
         else:
-            plan = plan_like(config, hosts, *earlier)
+            cells, seed, profile = earlier
+            config = replace(config, profile=profile)
+            plan = plan_like(config, hosts, cells, seed)
         _mark_dead_sweeps(store, hosts)
         store.begin_sweep(
             id=sweep_id,

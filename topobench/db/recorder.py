@@ -169,7 +169,7 @@ class Recorder:
         """As :meth:`Store.resolve_sweep`."""
         return self._reachable().resolve_sweep(text)
 
-    def cells_of(self, id: str) -> tuple[list[Cell], int]:
+    def cells_of(self, id: str) -> tuple[list[Cell], int, str]:
         """As :meth:`Store.cells_of`."""
         return self._reachable().cells_of(id)
 

@@ -264,11 +264,12 @@ class Store:
         with reading(self._engine) as connection:
             return find_run(connection, text)
 
-    def cells_of(self, id: str) -> tuple[list[Cell], int]:
-        """All cells of a sweep as they stand, in order, and its seed (0 if it had none)."""
+    def cells_of(self, id: str) -> tuple[list[Cell], int, str]:
+        """All cells of a sweep as they stand; its seed (0 if it had none) and its profile."""
         with reading(self._engine) as connection:
             found = find_sweep(connection, id)
-            return [c for c, _ in stored_cells(connection, found.id)], found.seed or 0
+            cells = [c for c, _ in stored_cells(connection, found.id)]
+            return cells, found.seed or 0, found.profile
 
     def cells_to_resume(self, id: str) -> tuple[list[Cell], dict[str, int]]:
         """
