@@ -30,6 +30,7 @@ from topobench.probes.timing import (
     SAMPLE_SECONDS,
     SHORT_SECONDS,
     SPIN_MAX_SECONDS,
+    SPIN_MIN_SECONDS,
     Bursts,
     Sampler,
     behind_spin,
@@ -240,7 +241,7 @@ class Gpu:
     def least(self, call: Call) -> float:
         """Behind a spin; one that no spin outlasts, between events."""
         self.once(call)  # the first one may build what the others reuse
-        spin = min(3 * wall(call), SPIN_MAX_SECONDS)
+        spin = min(max(SPIN_MIN_SECONDS, 3 * wall(call)), SPIN_MAX_SECONDS)
         enqueue = functools.partial(_repeat, call)
         hidden = (behind_spin(self._queue, enqueue, 1, spin_seconds=spin) for _ in range(PASSES))
         return min(self.once(call) if seconds is None else seconds for seconds in hidden)
