@@ -333,9 +333,10 @@ def serve(url: str, address: Address, ready: Callable[[str], None]) -> str:
 
 
 def _load() -> None:
-    """Import what pages need, so that no visitor waits for it and no two threads import."""
+    """Import and compile what pages need: no visitor waits for it, and no two threads import."""
     for name in _NEEDED:
         importlib.import_module(name)
+    pages.compile_templates()
     for probe in registry.PROBES:
         registry.load(probe)
 

@@ -34,6 +34,13 @@ _FINAL = frozenset({"done", "interrupted", "failed"})
 _TILES_FROM = 12
 
 
+def compile_templates() -> None:
+    """All of them, before the first visitor."""
+    engine = environment(FOLDER)
+    for name in engine.list_templates(extensions=("html",)):
+        engine.get_template(name)
+
+
 def rendered(name: str, **values: Any) -> str:
     """A template of this package with what all have."""
     known = {"version": __version__, "page": name, **values}
