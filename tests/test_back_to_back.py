@@ -265,7 +265,6 @@ def test_the_quickest_call_is_the_devices_own(gpu: tuple[Gpu, HostQueue, Listene
         time.sleep(20e-3)
         queue.put(lambda: time.sleep(2e-3))
 
-    assert device.once(call) >= 22e-3
     assert 2e-3 <= device.least(call) < 20e-3
 
 
