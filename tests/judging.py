@@ -68,6 +68,7 @@ class Fleet:
         env: Mapping[str, str] | None = None,
         ranks: int = 1,
         point: Mapping[str, Scalar] | None = None,
+        together: Sequence[str] = (),
         **begin: Any,
     ) -> str:
         """
@@ -77,10 +78,11 @@ class Fleet:
             effect: Relative change of the level: of all hosts, or by host key.
             devices: Device sets measured on each host.
             driver: Of all hosts, or by host key.
+            together: Keys of the hosts of each rank; then only the first measures, with them.
         """
         known = [storing.host(h) if isinstance(h, str) else h for h in hosts]
         cells: list[Cell] = []
-        for host in known:
+        for host in [h for h in known if not together or h.key == together[0]]:
             for group in devices:
                 for number in range(processes):
                     cell = storing.cell(
@@ -94,7 +96,7 @@ class Fleet:
                         ranks=ranks,
                     )
                     case = dataclasses.replace(cell.case, version=version)
-                    cells.append(dataclasses.replace(cell, case=case))
+                    cells.append(dataclasses.replace(cell, case=case, hosts=tuple(together)))
         with Store.open(self.url) as store:
             sweep = storing.begin(store, *cells, hosts=known, day=day, **begin)
             for place, cell in enumerate(cells):

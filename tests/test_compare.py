@@ -53,6 +53,9 @@ def ask(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> Any:
     return asked
 
 
+ORDER = ("k1", "k2", "k3")
+
+
 def test_the_same_twice_is_equivalent_and_never_regressed(fleet: Fleet, ask: Any) -> None:
     found = ask(fleet.sweep(day=2), fleet.sweep(day=3))
     assert (found.code, found.data["verdict"]) == (0, "equivalent")
@@ -139,6 +142,34 @@ def test_ranks_of_one_case_are_told_apart(fleet: Fleet, ask: Any, capsys: Any) -
     shown = capsys.readouterr().out
     rows = re.findall(r"^ +([01]) .* (regressed|equivalent)$", shown, re.MULTILINE)
     assert rows == [("1", "regressed"), ("0", "equivalent")]
+
+
+def test_other_orders_of_ranks_between_hosts_are_refused_unless_forced(
+    fleet: Fleet, ask: Any
+) -> None:
+    made: dict[str, Any] = {"probe": "all_reduce", "ranks": 3}
+    a = fleet.sweep(ORDER, together=ORDER, **made)
+    b = fleet.sweep(ORDER, together=ORDER, day=3, **made)
+    assert [c["verdict"] for c in ask(a, b).data["cases"]] == ["equivalent"]
+    for day, order in ((4, ("k1", "k3", "k2")), (5, ("k3", "k1", "k2"))):
+        other = fleet.sweep(ORDER, together=order, day=day, **made)
+        found = ask(a, other)
+        assert "in another order (hosts: of the cluster file)" in found.case["refused"]
+        assert found.data["a"]["hosts"] == 3
+        forced = ask(a, other, "--force")
+        assert forced.case["verdict"] == "equivalent"
+        assert "in another order" in forced.case["notes"][0]
+    both = ask(f"sweep:{a},sweep:{b}", "date:2026-11-04..2026-11-05")
+    assert "in another order" in both.case["refused"], "two rings are not two hosts"
+
+
+def test_a_pair_of_hosts_is_compared_with_the_same_pair(fleet: Fleet, ask: Any) -> None:
+    made: dict[str, Any] = {"probe": "host_network", "ranks": 2}
+    a = fleet.sweep(ORDER, together=("k1", "k2"), **made)
+    b = fleet.sweep(ORDER, together=("k1", "k3"), day=3, effect=-0.5, **made)
+    c = fleet.sweep(ORDER, together=("k1", "k2"), day=4, **made)
+    assert [c["verdict"] for c in ask(a, c).data["cases"]] == ["equivalent"]
+    assert ask(a, b).data["cases"] == []
 
 
 def test_many_hosts_are_paired_with_themselves(fleet: Fleet, ask: Any) -> None:

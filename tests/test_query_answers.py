@@ -425,3 +425,19 @@ def test_a_change_explains_a_result_only_if_it_came_in_between(
             connection.execute(schema.change_event.insert(), [event])
             text = "SELECT n_recorded FROM v_changes WHERE what = 'result'"
             assert connection.execute(sa.text(text)).scalar() == counted
+
+
+def test_what_hosts_measured_together_is_no_host_s_own(tmp_path: Path) -> None:
+    """Three pairs, each under the name of its first host: a slow one blames nobody by itself."""
+    keys = ("a", "b", "c", "d")
+    with Store.open(f"sqlite:///{tmp_path}/t.db") as store:
+        for number, key in enumerate(keys[:3]):
+            pair = (key, keys[number + 1])
+            planned = replace(cell(host=key, probe="host_network", ranks=2), hosts=pair)
+            begin(store, planned, hosts=[host(k) for k in pair])
+            store.put_run(run(planned, reading(1e9 if key == "c" else 5e9)))
+        with store.engine.connect() as connection:
+            latest = connection.execute(sa.text("SELECT DISTINCT host, n_hosts FROM v_latest"))
+            assert sorted(map(tuple, latest)) == [("a", 2), ("b", 2), ("c", 2)]
+            for view in ("v_peer", "v_straggler"):
+                assert connection.execute(sa.text(f"SELECT * FROM {view}")).all() == []

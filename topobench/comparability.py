@@ -25,6 +25,7 @@ _EXPLAINING = {
     "power_capped": "the GPU worked at its power limit",
     "throttled_briefly": "a GPU was slowed between readings",
 }
+_OTHER_ORDER = "the ranks went through the same hosts in another order (hosts: of the cluster file)"
 _MOST = 0.5
 """Share of the runs of a side from which a condition is the side's."""
 
@@ -58,6 +59,8 @@ def refusal(
 def differences(a: Sequence[Value], b: Sequence[Value], *, same_hosts: bool) -> list[str]:
     """What differs between values that were compared, in sentences."""
     found = list(_software(a, b))
+    if _orders_differ([*a, *b]):
+        found.append(_OTHER_ORDER)
     for name, what in (("shape", "wiring"), ("config", "setup"), ("health", "state of the links")):
         mine, theirs = _wirings(a, name), _wirings(b, name)
         if mine and theirs and mine != theirs and (same_hosts or name == "shape"):
@@ -105,8 +108,16 @@ def _forceable(
         mine_arms[d] != their_arms[d] for d in mine_arms.keys() & their_arms.keys()
     ):
         yield f"arm {a[0].subject.arm} is defined otherwise: CPUs, memory or threads changed"
+    if _orders_differ([*a, *b]):
+        yield _OTHER_ORDER
     for side, text in _one_sided(a, b, DISTURBED):
         yield f"{text} on side {side}"
+
+
+def _orders_differ(values: Iterable[Value]) -> bool:
+    """Whether ranks on the same hosts are in several orders: other rings between the hosts."""
+    orders = {v.subject.hosts for v in values}
+    return len({tuple(sorted(order)) for order in orders}) < len(orders)
 
 
 def _one_sided(

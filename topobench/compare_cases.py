@@ -133,8 +133,11 @@ def case_key(value: Value) -> Key:
 
 
 def own_key(value: Value) -> Key:
-    """A case on its own host and devices."""
-    return (*case_key(value), value.subject.host, value.subject.devices)
+    """A case on its own host and devices; of several hosts, whichever has rank 0."""
+    s = value.subject
+    if s.hosts:
+        return (*case_key(value), tuple(sorted(s.hosts)), tuple(sorted(s.devices)))
+    return (*case_key(value), s.host, s.devices)
 
 
 def varying(a: Sequence[Value], b: Sequence[Value]) -> tuple[str, Level, tuple[Level, ...]]:
@@ -161,8 +164,8 @@ def host_of(value: Value) -> str:
 
 
 def devices_of(value: Value) -> Hashable:
-    """Its devices, as a level."""
-    return (value.subject.devices, value.point)
+    """Its devices, and the hosts of several, as a level."""
+    return (value.subject.devices, value.subject.hosts, value.point)
 
 
 def night_of(value: Value) -> Hashable:

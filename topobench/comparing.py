@@ -195,7 +195,7 @@ def _side(selection: Selection, values: Sequence[Value]) -> dict[str, Any]:
         "text": selection.selector.text,
         "meaning": selection.meaning,
         "sweeps": len({v.sweep for v in values}),
-        "hosts": len({v.subject.host for v in values}),
+        "hosts": len({h for v in values for h in v.subject.hosts or (v.subject.host,)}),
         "runs": len({v.run for v in values}),
         "first_at": min(v.at for v in values),
         "last_at": max(v.at for v in values),

@@ -30,6 +30,7 @@ class Subject:
     Args:
         host: ``cluster/key``: what a host is known by.
         devices: GPU keys in order.
+        hosts: Of what several hosts measured together: ``cluster/key`` of each rank's; else empty.
         params: Of the probe.
         arm: Name of the alternative: binding, or binding/ring.
         definition: Digest of the arm as it was defined on this host.
@@ -53,6 +54,7 @@ class Subject:
     n_hosts: int
     source: str
     synthetic: bool
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

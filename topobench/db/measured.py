@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from topobench.db import schema
-from topobench.db.cells import device_keys
+from topobench.db.cells import device_keys, rank_hosts
 from topobench.db.selecting import Selection, conditions
 from topobench.errors import UsageError
 from topobench.measured import VERSIONS, Software, Subject, Value, Wiring
@@ -188,7 +188,8 @@ def _subjects(connection: Connection, ids: set[int]) -> dict[int, Subject]:
     cases = _by_id(connection, schema.probe_case, {row.case_id for row in rows})
     arms = _by_id(connection, schema.arm, {row.arm_id for row in rows})
     hosts = _hosts(connection, {row.host_id for row in rows})
-    devices = device_keys(connection, {row.device_set_id for row in rows})
+    set_ids = {row.device_set_id for row in rows}
+    devices, ranks = device_keys(connection, set_ids), rank_hosts(connection, set_ids)
     return {
         row.id: Subject(
             host=f"{host.cluster}/{host.key}",
@@ -207,6 +208,7 @@ def _subjects(connection: Connection, ids: set[int]) -> dict[int, Subject]:
             n_hosts=row.n_hosts,
             source=row.source,
             synthetic=bool(row.synthetic),
+            hosts=tuple(f"{host.cluster}/{key}" for key in ranks.get(row.device_set_id, ())),
         )
         for row in rows
         for host, case, arm in [(hosts[row.host_id], cases[row.case_id], arms[row.arm_id])]

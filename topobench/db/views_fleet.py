@@ -1,6 +1,9 @@
 """
 Views across hosts: a series against its peers, what slow hosts cost a job, hop classes.
 
+What several hosts measured together is left out of the first two: it stands under the host of
+rank 0, and whose fault it is that it was slow it does not say.
+
 A group holds what was measured in the 30 days before its own newest value, so that a host
 measured long ago is no peer. Medians are the middle one or two places. The interval of a
 median over n values is of order statistics at 95 %: its lower end has the largest place p
@@ -36,7 +39,7 @@ _MEMBERS = """{latest}
     JOIN metric m ON m.id = l.metric_id
     WHERE m.better <> 0 AND m.name <> 'locality_ratio' AND coalesce(l.rank, -1) < 0
         AND s.case_id NOT IN (SELECT id FROM probe_case WHERE probe IN ('command', 'serving'))
-        AND t.topology_class_id IS NOT NULL AND l.median > 0
+        AND t.topology_class_id IS NOT NULL AND l.median > 0 AND s.n_hosts = 1
 ), aged AS (
     SELECT member.*, max(measured_unix_seconds) OVER (PARTITION BY peers) AS newest FROM member
 ), fresh AS (

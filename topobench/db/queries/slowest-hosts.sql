@@ -18,7 +18,7 @@ WITH per_host AS (
     WHERE measured_at >= :since AND cluster LIKE :cluster AND probe LIKE :probe
         AND metric LIKE :metric AND metric <> 'locality_ratio' AND better <> 0
         AND coalesce(rank, -1) < 0 AND sku IS NOT NULL
-        AND source LIKE :source
+        AND source LIKE :source AND n_hosts = 1
     GROUP BY
         cluster, sku, host, host_key, case_id, probe, params, arm, n_devices, n_ranks, metric,
         unit, point, better, source, synthetic

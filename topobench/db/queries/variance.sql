@@ -22,7 +22,7 @@ WITH per_host AS (
     WHERE v.better <> 0 AND v.metric <> 'locality_ratio' AND coalesce(v.rank, -1) < 0
         AND v.topology_class_id IS NOT NULL AND v.median > 0 AND v.measured_at >= :since
         AND v.cluster LIKE :cluster AND v.probe LIKE :probe AND v.metric LIKE :metric
-        AND v.source LIKE :source
+        AND v.source LIKE :source AND s.n_hosts = 1
     GROUP BY
         v.cluster, v.topology_class, v.topology_class_id, h.rack, h.leaf, h.batch, v.host_key,
         v.case_id, v.probe, v.params, v.arm, v.n_devices, v.n_ranks, v.path_class, v.metric,
