@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 
 from documents import check
 from main_job import Job
 from topobench import cli, fleet, fleet_sweeps, notify
 from topobench.agents.host_lock import HostLock
+from topobench.commands import Outcome
 from topobench.db import schedules
 from topobench.db.schedules import State
 from topobench.db.store import Store
@@ -235,6 +237,7 @@ def test_hosts_that_are_acknowledged_are_no_news() -> None:
         ("2026-05-01T02:00", 3, None, True),
         ("2026-05-01T02:00", None, None, True),  # killed
         ("2026-05-01T02:00", 143, "u", True),
+        ("2026-05-01T02:00", 2, None, True),  # a cluster file that may be mended meanwhile
         ("2026-05-01T02:00", 70, None, False),
     ],
 )
@@ -369,13 +372,48 @@ def test_two_looks_at_a_fleet_do_not_run_at_once(
     monkeypatch.setenv("TOPOBENCH_RUN_DIR", str(tmp_path / "run"))
     file = written(tmp_path, "{name: lab}", "0 0 29 2 *")
     command = ["sweep", "--fleet", str(file), "--due"]
+    metrics_file = tmp_path / "topobench.prom"
     with fleet_sweeps._alone(file):
         assert cli.main(command) == 4
         assert f"is under way (pid {os.getpid()} since 20" in capsys.readouterr().err
-        assert cli.main([*command, "--trigger", "cron"]) == 0
+        assert cli.main([*command, "--trigger", "cron", "--textfile", str(metrics_file)]) == 0
         assert capsys.readouterr() == ("", "")
+    assert "topobench_store_up" in metrics_file.read_text(), "not stale while a night is long"
     assert cli.main(command) == 0
     assert capsys.readouterr().out == "fleet prod: nothing is due\n"
+
+
+def test_a_store_that_is_away_is_told_once_and_so_is_its_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TOPOBENCH_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("TOPOBENCH_STORE", f"sqlite:///{tmp_path}/gone/night.db")
+    file = written(tmp_path, "{name: lab}", just_now())
+    command = ["sweep", "--fleet", str(file), "--due", "--check", "--trigger", "cron"]
+    assert cli.main(command) == 3
+    assert "lab/now: no sweep; exit code 3\n" in capsys.readouterr().out
+    assert cli.main(command) == 3, "the exit code says it every time"
+    assert capsys.readouterr() == ("", "")
+    with fleet_sweeps._alone(file) as folder:
+        (schedule,) = fleet.load(file).schedules
+        back = Ran(schedule, sweep="u")
+        told = [fleet_sweeps._told_once(back, folder).is_news for _ in range(2)]
+    assert told == [True, False]
+
+
+def test_a_sweep_that_is_in_the_spool_is_told_and_not_judged(tmp_path: Path) -> None:
+    (schedule,) = fleet.load(written(tmp_path, "{name: lab}", "0 0 29 2 *")).schedules
+    document = {"sweep": {"id": "u", "warnings": ["a"]}, "counts": {"ok": 2}}
+    away, where = "full; results go to the spool", "full; the results are safe in topobench-spool"
+    spooled = fleet_sweeps._ended(
+        Ran(schedule),
+        Outcome({**document, "store": "topobench-spool"}, Text, warnings=("a", away, where)),
+    )
+    assert (spooled.message, spooled.is_news, spooled.exit_code) == (where, True, 0)
+    assert fleet_sweeps._checked(spooled, {"h1": "fail"})[0].verdict == 3
+    stored = Outcome({**document, "store": schedule.config.store}, Text, 1, warnings=("a",))
+    kept = fleet_sweeps._ended(Ran(schedule), stored)
+    assert (kept.message, kept.is_news, kept.spooled) == ("some cells failed", False, False)
 
 
 class Supervisor:

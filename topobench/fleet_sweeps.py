@@ -41,6 +41,8 @@ class Ran:
         message: What went wrong.
         verdict: Exit code of the check; None: not checked.
         level: The gravest level of the check.
+        is_away: The store could not be opened.
+        spooled: What it measured is in the spool and not in the store.
         is_news: Whether anything differs from the last try.
     """
 
@@ -52,6 +54,8 @@ class Ran:
     counts: Mapping[str, int] = field(default_factory=dict)
     verdict: int | None = None
     level: str | None = None
+    is_away: bool = False
+    spooled: bool = False
     new: Mapping[str, str] = field(default_factory=dict)
     cleared: Sequence[str] = ()
     is_news: bool = False
@@ -108,18 +112,18 @@ def sweep(
     quiet = trigger == "cron"
     ran: list[Ran] = []
     try:
-        with _alone(path) if due else contextlib.nullcontext():
+        with _alone(path) if due else contextlib.nullcontext() as folder:
             for schedule in schedules:
                 done = _turn(schedule, due=due, check=check, trigger=trigger, console=console)
                 if done is not None:
-                    ran.append(done)
+                    ran.append(done if folder is None else _told_once(done, folder))
                 if done is not None and done.exit_code > _SIGNAL:
                     break
+        outcome = _outcome(wanted.name, ran, check=check, quiet=quiet)
     except _UnderWay as error:
         if not quiet:
             raise
-        return _outcome(wanted.name, [], check=check, quiet=True, status=str(error))
-    outcome = _outcome(wanted.name, ran, check=check, quiet=quiet)
+        outcome = _outcome(wanted.name, [], check=check, quiet=True, status=str(error))
     told = [] if textfile is None else _write_metrics(wanted, textfile)
     return replace(outcome, warnings=(*outcome.warnings, *told))
 
@@ -157,8 +161,13 @@ class _UnderWay(RefusedError):
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Only one ``sweep --due`` of a fleet file on this host; freed when its process dies."""
+def _alone(path: Path) -> Iterator[Path]:
+    """
+    Only one ``sweep --due`` of a fleet file on this host; freed when its process dies.
+
+    Yields:
+        The folder of the lock.
+    """
     from topobench.agents.host_lock import HostLock, choose_run_dir, read_holder
 
     digest = hashlib.blake2b(f"{os.getuid()} {path.resolve()}".encode(), digest_size=8)
@@ -175,7 +184,32 @@ def _alone(path: Path) -> Iterator[None]:
             f"{holder.get('started_at')}); wait for it or end it"
         ) from error
     with lock:
-        yield
+        yield folder
+
+
+def _told_once(ran: Ran, folder: Path) -> Ran:
+    """
+    A store that is away cannot remember that it was told, so a file beside the lock does.
+
+    That the store is back is news, too.
+    """
+    name = f"{ran.schedule.cluster}/{ran.schedule.name}"
+    file = folder / f"away-{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}"
+    with contextlib.suppress(OSError):  # told too often is better than no sweep
+        if not ran.is_away:
+            return replace(ran, is_news=ran.is_news or _removed(file))
+        if file.exists() and file.read_text(encoding="utf-8") == ran.message:
+            return replace(ran, is_news=False)
+        file.write_text(ran.message or "", encoding="utf-8")
+    return ran
+
+
+def _removed(file: Path) -> bool:
+    try:
+        file.unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def is_due(state: State | None, time: datetime.datetime | None) -> bool:
@@ -183,13 +217,13 @@ def is_due(state: State | None, time: datetime.datetime | None) -> bool:
     Whether a schedule is to be swept for a time of its expression.
 
     A try that was killed, interrupted or refused, or that could not begin a sweep, is made
-    again until that time is too long ago.
+    again until that time is too long ago; a fault of ours is not.
     """
     if time is None:
         return False
     if state is None or state.tried_at < time or state.exit_code is None:
         return True
-    return state.exit_code > _SIGNAL or (state.exit_code in (3, 4) and state.sweep is None)
+    return state.exit_code > _SIGNAL or (state.exit_code in (2, 3, 4) and state.sweep is None)
 
 
 def _turn(
@@ -209,14 +243,14 @@ def _turn(
                 return None
             schedules.begin(store, schedule.cluster, schedule.name, due_at=time)
     except StoreError as error:
-        return _failed(Ran(schedule, time, is_news=True), error, check=check)
+        return _failed(Ran(schedule, time, is_away=True, is_news=True), error, check=check)
     ran = _swept(Ran(schedule, time), trigger, console)
     findings = dict(state.findings) if state else {}
     if check:
         ran, findings = _checked(ran, findings)
     before = state.exit_code if state else None
     changed = ran.exit_code != (before or 0)
-    ran = replace(ran, is_news=bool(changed or ran.new or ran.cleared))
+    ran = replace(ran, is_news=bool(ran.is_news or changed or ran.new or ran.cleared))
     try:
         with Store.open(schedule.config.store) as store:
             schedules.end(
@@ -240,13 +274,25 @@ def _swept(ran: Ran, trigger: str, console: Console | None) -> Ran:
         return _failed(ran, error, check=False)
     except Exception:  # a fault with one cluster must not cost the others their night
         return replace(ran, exit_code=FAULT, message=traceback.format_exc())
-    code = outcome.exit_code
+    return _ended(ran, outcome)
+
+
+def _ended(ran: Ran, outcome: Outcome) -> Ran:
+    """With what became of its sweep, and what happened to the store meanwhile."""
+    from topobench.db.spool import FOLDER
+
+    code, found = outcome.exit_code, outcome.data
+    spooled = found["store"] == FOLDER
+    about_store = outcome.warnings[len(found["sweep"]["warnings"]) :]
+    told = [_FAILED.get(code), *(about_store[-1:] if spooled else about_store)]
     return replace(
         ran,
         exit_code=code,
-        sweep=outcome.data["sweep"]["id"],
-        counts=outcome.data["counts"],
-        message=_FAILED.get(code),
+        sweep=found["sweep"]["id"],
+        counts=found["counts"],
+        message="\n".join(filter(None, told)) or None,
+        spooled=spooled,
+        is_news=bool(about_store),
     )
 
 
@@ -260,7 +306,7 @@ def _failed(ran: Ran, error: TopobenchError, *, check: bool) -> Ran:
 
 def _checked(ran: Ran, before: Mapping[str, str]) -> tuple[Ran, dict[str, str]]:
     """With the verdict on its sweep, and what counts as found from now on."""
-    if ran.sweep is None or ran.exit_code > _SIGNAL:
+    if ran.sweep is None or ran.spooled or ran.exit_code > _SIGNAL:
         return replace(ran, verdict=3), dict(before)
     try:
         outcome = judging.check(ran.schedule.config.store, ran.sweep, policy=ran.schedule.policy)
