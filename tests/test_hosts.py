@@ -302,6 +302,8 @@ def test_a_killed_driver_is_resumed_where_it_was(driver: Driver) -> None:
     while _workers(driver.cluster) and time.monotonic() < until:
         time.sleep(0.2)
     assert _workers(driver.cluster) == []
+    assert driver.probe("--resume", "latest", "--hosts", "h2")["exit_code"] == 1
+    assert [driver.runs(h) for h in ("h1", "h2", "h3")] == [before["h1"], CELLS, before["h3"]]
     document = driver.probe("--resume", "latest")
     cells = document["data"]["cells"]
     assert [c["reason"] for c in cells if c["status"] != "ok" and not stolen(c)] == []

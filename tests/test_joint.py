@@ -44,3 +44,9 @@ def test_samples_of_a_failed_part_are_kept_only_where_no_host_had_wrong_data(
     assert (KEPT in found.warnings) is (kept and first.status is Status.FAILED)
     assert f"host beta: {KEPT}" not in found.warnings
     assert any(w.endswith("clock: slow") for w in found.warnings)
+
+
+def test_of_hosts_that_failed_alike_the_first_gives_the_reason() -> None:
+    """Whichever answers first."""
+    parts = {"b": part(Status.FAILED, CRASHED), "a": part(Status.FAILED, CRASHED)}
+    assert merged(CELL, parts, NAMES).reason == CRASHED

@@ -75,7 +75,7 @@ def test_data_gone_wrong_after_the_first_check_is_found_by_the_last(
 @pytest.mark.parametrize("probe", PARTED, ids=lambda p: p.name)
 def test_a_size_that_does_not_divide_by_the_ranks_is_refused(probe: type[GangProbe]) -> None:
     first, *_ = run_gang(3, [{"bytes": 8}], probe=probe)
-    text = "8 bytes are no whole number of float32 elements for each of 3 ranks"
+    text = "8 bytes are no whole number of float32 elements for each of 3 ranks; 12 bytes are"
     assert first.outcomes == [("ProbeUnavailable", "unsupported", text)]
 
 

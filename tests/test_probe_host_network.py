@@ -110,13 +110,18 @@ def test_a_stranger_without_the_token_is_not_let_in() -> None:
     assert len(pair.readings[0]) == 2
 
 
-def test_a_host_that_cannot_be_reached_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_cannot_be_reached_is_told_with_both_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(host_network, "MEET_SECONDS", 1.0)
 
     def elsewhere(address: str) -> str:
         return " ".join([address.split()[0], "1", address.split()[2]])
 
     pair = Pair(HostNetwork(**SMALL), elsewhere)
-    for error in pair.errors:
-        assert isinstance(error, ProbeError)
-        assert error.code == ReasonCode.RANK_LOST
+    first, second = pair.errors
+    assert isinstance(first, ProbeError)
+    assert first.code == ReasonCode.RANK_LOST
+    assert isinstance(second, ProbeError)
+    assert second.code == ReasonCode.UNREACHABLE
+    assert "rank 1 (127.0.0.1) cannot reach rank 0 (127.0.0.1 port 1): Conn" in str(second)

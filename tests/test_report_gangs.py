@@ -209,6 +209,12 @@ class TestFacts:
             assert row[5] == "rank 3 (GPU 3) 0.4 %"
             assert row[6] == "rank 2 (GPU 2) +10.0 %, straggler"
 
+    def test_the_late_rank_of_several_hosts_is_named_with_its_host(self) -> None:
+        names = Places(hosts={"k1": "h1", "k2": "h2"})
+        cells = [{**c, "devices": [], "hosts": ["k1", "k1", "k2", "k2"]} for c in gang("none")]
+        (found,) = [f for f in gangs.gang_facts(cells, names) if f.title == "Ranks"]
+        assert found.rows[0][6] == "rank 2 (h2) +10.0 %, straggler"
+
     def test_ranks_that_are_alike_have_no_straggler(self) -> None:
         cells = gang("none/auto", sizes=[8192])
         for one in cells[0]["readings"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,16 +152,26 @@ def _resumed_sweep(
     if not cells and status not in ("running", "interrupted"):
         raise UsageError(f"sweep {sweep_id[:8]} has nothing left to run")
     with _agents(config, sweep_id) as connection:
-        wanted = {host for c in cells for host in (c.host, *c.hosts)}
-        absent = wanted - {a.host.key for a in connection.agents}
-        if absent:
-            raise UsageError(
-                f"sweep {sweep_id[:8]} has cells on hosts that are not here: "
-                f"{', '.join(sorted(absent))}; use the cluster file it was started with"
-            )
+        here = {a.host.key for a in connection.agents}
+        left = [c for c in cells if not config.only_hosts or {c.host, *c.hosts} <= here]
+        absent = {host for c in left for host in (c.host, *c.hosts)} - here
+        if absent or (cells and not left):
+            raise UsageError(_not_here(sweep_id, absent, connection))
         store.resume_sweep(sweep_id, _driver())
-        _drive(sweep_id, cells, connection.agents, store, signals, console, attempts=attempts)
+        _drive(sweep_id, left, connection.agents, store, signals, console, attempts=attempts)
     return sweep_id, len(connection.failures)
+
+
+def _not_here(sweep_id: str, absent: Collection[str], connection: Connection) -> str:
+    """Why a sweep cannot go on with the hosts that are here, and what would let it."""
+    if not absent:
+        return f"sweep {sweep_id[:8]} has nothing left to run on these hosts alone"
+    why = "".join(f"; {f.text}" for f in connection.failures)
+    return (
+        f"sweep {sweep_id[:8]} has cells on hosts that are not here: "
+        f"{', '.join(sorted(absent))}{why}; use the cluster file it was started with, or name "
+        "those to go on with: --hosts H1,H2"
+    )
 
 
 def _driver() -> dict[str, Any] | None:
@@ -293,8 +303,9 @@ def plan(config: ClusterConfig) -> Outcome:
     from topobench.report.plan_text import render_plan
 
     check_selection(config)
-    with _looking(config) as hosts:
+    with _looking(config) as (hosts, failures):
         found = make_plan(config, hosts, seed=config.seed)
+        found = replace(found, warnings=(*found.warnings, *failures))
         data = plan_document(found, config, hosts)
     return Outcome(data, lambda: render_plan(data), warnings=found.warnings)
 
@@ -558,16 +569,20 @@ def _answer(name: str | None, params: Mapping[str, str], answer: Answer) -> Outc
 
 
 @contextlib.contextmanager
-def _looking(config: ClusterConfig) -> Iterator[list[Host]]:
-    """The hosts of a config, looked at without a lock; this host needs no Ray for it."""
+def _looking(config: ClusterConfig) -> Iterator[tuple[list[Host], list[str]]]:
+    """
+    The hosts of a config, looked at without a lock, and why others could not be.
+
+    This host needs no Ray for it.
+    """
     if config.ray.address == "local":
         from topobench.agents.service import HostRequest, describe_host
 
         requests = _requests(config, "") or [HostRequest(sweep="")]
-        yield [describe_host(requests[0])]
+        yield [describe_host(requests[0])], []
         return
     with _agents(config, str(uuid.uuid4()), lock=False) as connection:
-        yield [a.host for a in connection.agents]
+        yield [a.host for a in connection.agents], [f.text for f in connection.failures]
 
 
 def _sweep_outcome(document: dict[str, Any], code: int | None) -> Outcome:

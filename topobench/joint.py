@@ -250,7 +250,7 @@ def merged(cell: Cell, parts: Mapping[str, Run], names: Mapping[str, str]) -> Ru
     """
     first = parts[cell.hosts[0]]
     others = {h: _without_samples(r) for h, r in parts.items() if h != cell.hosts[0]}
-    worst = min(parts, key=lambda h: _rank(parts[h]))
+    worst = min(dict.fromkeys(cell.hosts), key=lambda h: _rank(parts[h]))
     status, reason = parts[worst].status, parts[worst].reason
     if reason is not None and worst != cell.hosts[0] and names[worst] not in reason.text:
         reason = replace(reason, text=f"host {names[worst]}: {reason.text}")

@@ -69,7 +69,7 @@ def select_hosts(config: ClusterConfig, hosts: Sequence[Host]) -> tuple[Host, ..
     for name in config.only_hosts:
         found = [h for h in chosen if name.lower() in [n.lower() for n in host_names(h)]]
         if not found:
-            known = ", ".join(h.name for h in chosen) or "none"
+            known = ", ".join(sorted(h.name for h in chosen)) or "none"
             raise UsageError(f"--hosts: no host {name!r}; hosts here: {known}")
         picked += [h for h in found if h not in picked]
     return tuple(picked)

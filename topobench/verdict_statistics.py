@@ -125,7 +125,7 @@ def history_check(evidence: Evidence, past: Past, rows: Sequence[int], policy: P
     nights = int(max((past.lengths[r] for r in rows if past.judged[r]), default=0))
     if 0 < nights < need:
         return Check(HISTORY, Level.LEARNING, f"learning ({nights} of {need} nights)")
-    return _quiet(HISTORY, flags, rows, 1, "abstains: nothing was measured")
+    return _quiet(HISTORY, flags, rows, 1, "abstains: nothing was measured that is this host's own")
 
 
 def devices_check(

@@ -439,7 +439,9 @@ class Gang:
         if end["reason"] is None:
             return None
         reason = Reason.from_text(end["reason"])
-        return replace(reason, text=f"rank {rank}: {reason.text}") if rank else reason
+        if not rank or reason.text.startswith(f"rank {rank} "):
+            return reason
+        return replace(reason, text=f"rank {rank}: {reason.text}")
 
     def _members(self) -> tuple[Member, ...]:
         """Every rank as the kernel placed it; as it was started, where nothing is known."""

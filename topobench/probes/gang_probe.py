@@ -232,9 +232,11 @@ def elements(probe: GangProbe, parts: int = 1) -> int:
     size: int = getattr(torch, probe.dtype).itemsize
     if probe.bytes % (size * parts):
         each = f" for each of {parts} ranks" if parts > 1 else ""
+        step = size * parts
         raise ProbeUnavailable(
             ReasonCode.UNSUPPORTED,
-            f"{probe.bytes} bytes are no whole number of {probe.dtype} elements{each}",
+            f"{probe.bytes} bytes are no whole number of {probe.dtype} elements{each}; "
+            f"{max(1, probe.bytes // step) * step} bytes are",
         )
     return probe.bytes // size // parts
 

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from topobench import stats
 from topobench.errors import ProbeError, ResultInvalid
-from topobench.probes import collective, so_far
+from topobench.probes import collective, reach, so_far
 from topobench.probes.metrics import BANDWIDTH, LATENCY
 from topobench.probes.protocol import Arms, Kind, WorkerContext, parameter
 from topobench.probes.timing import Sampler, Timed
@@ -73,7 +73,7 @@ class HostNetwork:
         Measure from both hosts; only rank 0 yields readings.
 
         Raises:
-            ProbeError: ``rank_lost``: the other host cannot be reached, or was lost.
+            ProbeError: ``unreachable``: the other host cannot be; ``rank_lost``: it was lost.
             ResultInvalid: ``wrong_data``: a piece arrived changed.
         """
         with _errors_named(), _meet(context, self.streams) as links:
@@ -297,9 +297,10 @@ def _accept(context: WorkerContext, count: int, kept: contextlib.ExitStack) -> l
 
 def _connect(context: WorkerContext, count: int, kept: contextlib.ExitStack) -> list[socket.socket]:
     address, port, token = context.wait().split()
+    own = collective.local_address(context.interface)
     sockets = []
     for number in range(count):
-        stream = kept.enter_context(socket.create_connection((address, int(port)), MEET_SECONDS))
+        stream = kept.enter_context(reach.connect(context.rank, own, 0, address, int(port)))
         stream.sendall(bytes.fromhex(token) + bytes([number]))
         sockets.append(stream)
     return sockets

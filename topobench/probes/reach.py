@@ -28,6 +28,11 @@ _MENDING = (
 
 
 def require(rank: int, own: str, other: int, address: str, port: int) -> None:
+    """As :func:`connect`, without the connection."""
+    connect(rank, own, other, address, port).close()
+
+
+def connect(rank: int, own: str, other: int, address: str, port: int) -> socket.socket:
     """
     Call another rank.
 
@@ -37,8 +42,11 @@ def require(rank: int, own: str, other: int, address: str, port: int) -> None:
     Raises:
         ProbeError: ``unreachable``, with both addresses.
     """
-    if text := _call(rank, own, other, address, port):
-        raise ProbeError(ReasonCode.UNREACHABLE, f"{text}; {_MENDING}")
+    try:
+        return socket.create_connection((address, port), timeout=CALL_SECONDS)
+    except OSError as error:
+        text = _failed(rank, own, other, (address, port), error)
+        raise ProbeError(ReasonCode.UNREACHABLE, f"{text}; {_MENDING}") from error
 
 
 def require_both_ways(
@@ -91,9 +99,13 @@ def _call(rank: int, own: str, other: int, address: str, port: int) -> str:
     try:
         socket.create_connection((address, port), timeout=CALL_SECONDS).close()
     except OSError as error:
-        why = error.strerror or str(error) or type(error).__name__
-        return f"rank {rank} ({own}) cannot reach rank {other} ({address} port {port}): {why}"
+        return _failed(rank, own, other, (address, port), error)
     return ""
+
+
+def _failed(rank: int, own: str, other: int, at: tuple[str, int], error: OSError) -> str:
+    why = error.strerror or str(error) or type(error).__name__
+    return f"rank {rank} ({own}) cannot reach rank {other} ({at[0]} port {at[1]}): {why}"
 
 
 @contextlib.contextmanager

@@ -158,7 +158,8 @@ def of_ranks(cells: Sequence[Cell], places: Places) -> Facts:
             rank = reading["point"].get("rank")
             if reading["metric"] == LATENCY.name and rank is not None and reading["median"]:
                 size, devices = cell["params"].get("bytes") or 0, tuple(cell["devices"])
-                key = what(cell), _on(cell, places), clean(cell["arm"]), devices, size
+                hosts = tuple(cell.get("hosts") or ())
+                key = what(cell), _on(cell, places), clean(cell["arm"]), devices, hosts, size
                 pair = reading["median"], (reading["mad"] or 0.0) / reading["median"]
                 gangs.setdefault(key, {}).setdefault(rank, []).append(pair)
     sizes: dict[Any, set[int]] = {}
@@ -299,7 +300,7 @@ def _half_width(estimate: Estimate) -> str:
 def _ranks(
     key: tuple[Any, ...], found: Mapping[int, Sequence[tuple[float, float]]], places: Places
 ) -> list[str]:
-    what, on, arm, devices, size = key
+    what, on, arm, devices, hosts, size = key
     times = {r: statistics.median(t for t, _ in pairs) for r, pairs in found.items()}
     jitters = {r: statistics.median(j for _, j in pairs) for r, pairs in found.items()}
     unsteady = max(jitters, key=lambda r: jitters[r])
@@ -307,7 +308,7 @@ def _ranks(
     middle = statistics.median(times.values())
     spread = statistics.median(abs(t - middle) for t in times.values()) / middle
     behind = times[slowest] / middle - 1
-    told = f"{_rank(slowest, devices, places)} +{format_percent(behind)}"
+    told = f"{_rank(slowest, devices, hosts, places)} +{format_percent(behind)}"
     if behind > max(STANDS_OUT, 3 * 1.4826 * spread, 3 * jitters[slowest]):
         told += ", straggler"
     return [
@@ -316,12 +317,14 @@ def _ranks(
         on,
         arm,
         format_percent(statistics.median(jitters.values())),
-        f"{_rank(unsteady, devices, places)} {format_percent(jitters[unsteady])}",
+        f"{_rank(unsteady, devices, hosts, places)} {format_percent(jitters[unsteady])}",
         told if behind > 0 else "none",
     ]
 
 
-def _rank(rank: int, devices: Sequence[str], places: Places) -> str:
-    """``rank 3 (GPU 3)``."""
-    gpu = f" ({places.devices([devices[rank]])})" if rank < len(devices) else ""
-    return f"rank {rank}{gpu}"
+def _rank(rank: int, devices: Sequence[str], hosts: Sequence[str], places: Places) -> str:
+    """``rank 3 (GPU 3)``; ``rank 11 (h02 GPU 3)`` where the ranks are on several hosts."""
+    host = (places.hosts.get(hosts[rank]) or clean(hosts[rank])) if rank < len(hosts) else ""
+    gpu = places.devices([devices[rank]]) if rank < len(devices) else ""
+    where = " ".join(word for word in (host, gpu) if word)
+    return f"rank {rank} ({where})" if where else f"rank {rank}"

@@ -168,11 +168,12 @@ def _host_rows(hosts: Sequence[Host], cells: Sequence[Mapping[str, Any]]) -> She
 
 
 def tally(cells: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, int, int]]:
-    """Host key -> cells measured, cells that ended badly, cells left out."""
+    """Host key -> cells it took part in: measured, ended badly, left out."""
     found: dict[str, Counter[int]] = defaultdict(Counter)
     for cell in cells:
         status = cell["status"]
-        found[cell["host"]][0 if status in MEASURED else 2 if status in BENIGN else 1] += 1
+        for host in {cell["host"], *(cell.get("hosts") or ())}:
+            found[host][0 if status in MEASURED else 2 if status in BENIGN else 1] += 1
     return {host: (c[0], c[1], c[2]) for host, c in found.items()}
 
 
@@ -196,8 +197,9 @@ def _hosts_with_trouble(
     hosts: Sequence[Host], cells: Sequence[Mapping[str, Any]]
 ) -> Iterator[RenderableType]:
     names = {h["key"]: name_and_address(h) for h in hosts}
+    tallies = tally([c for c in cells if len({*(c.get("hosts") or ())}) < 3])
     worst = sorted(
-        ((t[1], names.get(key, clean(key))) for key, t in tally(cells).items() if t[1]),
+        ((t[1], names.get(key, clean(key))) for key, t in tallies.items() if t[1]),
         key=lambda pair: (-pair[0], pair[1]),
     )
     if not worst:
