@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 
 from planning import configured, dual, host, planned, small, without_ids
+from topobench import costs
+from topobench.choice import timed
 from topobench.errors import UsageError
-from topobench.plan import Plan, estimate, make_plan
+from topobench.plan import Plan, batches, estimate, estimate_all, make_plan
+from topobench.probes import registry
 from topobench.reading import Cell, ReasonCode, Status
+from topobench.topology import Topology
 
 
 class TestBudget:
@@ -27,6 +31,33 @@ class TestBudget:
         plan = self.plan(budget)
         assert 0 < plan.estimated_seconds <= configured(budget=budget).budget_seconds  # type: ignore[operator]
         assert all(c.status is Status.SKIPPED for c in self.left_out(plan))
+
+    @pytest.mark.parametrize(
+        ("places", "profile", "seconds"),
+        [
+            ([small()], "full", 300),
+            ([dual(2), dual(2)], "standard", 139.3),
+            ([dual(8)], "full", 300),
+        ],
+    )
+    def test_what_is_left_carries_the_starts_of_what_was_left_out(
+        self, places: list[Topology], profile: str, seconds: float
+    ) -> None:
+        """The first cell of a worker says what it loads: without it the next one loads that."""
+        hosts = [host(place, f"h{number}") for number, place in enumerate(places)]
+        chosen = configured(profile=profile, budget=f"{seconds}s", bindings="local,none")
+        plan = make_plan(chosen, hosts, seed=1)
+        expected = {}
+        for batch in batches(plan.cells):
+            cases = [timed(registry.load(c.case.probe), c.case.params) for c in batch]
+            gpus = costs.gpus_of_a_host(batch[0])
+            found = costs.of_worker(
+                cases, batch[0].arm, gpus=gpus, ranks=batch[0].ranks, known=set()
+            )
+            expected |= {c.id: s for c, (_, s) in zip(batch, found, strict=True)}
+        assert {c.id: c.estimated_seconds for c in planned(plan.cells)} == expected
+        assert self.left_out(plan)
+        assert estimate_all(plan.cells) <= plan.estimated_seconds <= seconds
 
     def test_enough_time_leaves_nothing_out(self) -> None:
         assert without_ids(self.plan("9h")) == without_ids(self.plan(None))

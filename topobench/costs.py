@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 
-from topobench.choice import TORCH, Timed
+from topobench.choice import TORCH, Timed, timed
+from topobench.probes import registry
 from topobench.reading import Arm, Case, Cell
 from topobench.rings import AUTO, AUTO_RING
 
@@ -46,6 +47,25 @@ def of_worker(
                 begins = name == TORCH and gpus > 0
                 seconds += _gpus_begin(case, arm, gpus, ranks) if begins else more
         yield case, seconds
+
+
+def anew(batch: Sequence[Cell], times: dict[int, Timed]) -> Iterator[tuple[Cell, float]]:
+    """
+    Cells of one worker of which some were left out, with the seconds each takes now.
+
+    The first that is left finds nothing made or loaded.
+
+    Args:
+        times: Of cases that were asked for before, by ``id()``; added to.
+    """
+    for cell in batch:
+        if id(cell.case) not in times:
+            times[id(cell.case)] = timed(registry.load(cell.case.probe), cell.case.params)
+    first = batch[0]
+    cases = [times[id(cell.case)] for cell in batch]
+    gpus = gpus_of_a_host(first)
+    found = of_worker(cases, first.arm, gpus=gpus, ranks=first.ranks, known=set())
+    return ((cell, seconds) for cell, (_, seconds) in zip(batch, found, strict=True))
 
 
 def beside(batch: Sequence[Cell], dumped: set[tuple[str, ...]]) -> float:

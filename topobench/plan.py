@@ -15,13 +15,13 @@ import gc
 import itertools
 import random
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from topobench import budget, costs
 from topobench.bindings import allowed_cpus
-from topobench.choice import Choice
+from topobench.choice import Choice, Timed
 from topobench.config import ClusterConfig
 from topobench.errors import UsageError
 from topobench.health import Action
@@ -270,10 +270,31 @@ def _in_budget(
     joint = budget.without_too_long(list(joint), seconds)
     if seconds is None:
         return own, joint
+    times: dict[int, Timed] = {}
     alone = any(c.status is Status.PLANNED for found in own for c in found)
-    together = budget.fit(joint, seconds / 2 if alone else seconds, estimate_together)
+    together = _fit(joint, seconds / 2 if alone else seconds, estimate_together, times)
     left = seconds - estimate_together(together)
-    return [budget.fit(found, left, estimate) for found in own], together
+    return [_fit(found, left, estimate, times) for found in own], together
+
+
+def _fit(
+    cells: Sequence[Cell],
+    seconds: float,
+    cost: Callable[[Sequence[Cell]], float],
+    times: dict[int, Timed],
+) -> list[Cell]:
+    """What fits; what is left carries the starts of those left out."""
+    return _anew(budget.fit(cells, seconds, lambda kept: cost(_anew(kept, times))), times)
+
+
+def _anew(cells: Sequence[Cell], times: dict[int, Timed]) -> list[Cell]:
+    """The same cells, each with the seconds it takes among those that will run."""
+    found = (pair for batch in batches(cells) for pair in costs.anew(batch, times))
+    longer = {c.id: seconds for c, seconds in found if seconds != c.estimated_seconds}
+    return [
+        dataclasses.replace(c, estimated_seconds=longer[c.id]) if c.id in longer else c
+        for c in cells
+    ]
 
 
 def _check_room(cells: Sequence[Cell], config: ClusterConfig) -> None:
@@ -282,7 +303,9 @@ def _check_room(cells: Sequence[Cell], config: ClusterConfig) -> None:
         return
     over = _over_budget(cells)
     if over and not any(c.status is Status.PLANNED for c in cells):
-        least = min(estimate([dataclasses.replace(c, status=Status.PLANNED)]) for c in over)
+        alone = ([dataclasses.replace(c, status=Status.PLANNED)] for c in over)
+        times: dict[int, Timed] = {}
+        least = min(estimate(_anew(cell, times)) for cell in alone)
         raise UsageError(
             f"--budget: {format_span(config.budget_seconds)} has no room for a single cell; "
             f"the shortest takes {format_span(least)} with its start-up"
