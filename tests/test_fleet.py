@@ -237,6 +237,8 @@ def test_hosts_that_are_acknowledged_are_no_news() -> None:
         ("2026-05-01T02:00", 3, None, True),
         ("2026-05-01T02:00", None, None, True),  # killed
         ("2026-05-01T02:00", 143, "u", True),
+        ("2026-05-01T02:06", 0, "u", False),  # by a host whose clock is a little ahead
+        ("2027-05-01T02:00", 0, "u", True),  # the clock was wrong then
         ("2026-05-01T02:00", 2, None, True),  # a cluster file that may be mended meanwhile
         ("2026-05-01T02:00", 70, None, False),
     ],
@@ -245,8 +247,9 @@ def test_a_try_that_could_not_measure_is_made_again(
     tried: str, code: int | None, sweep: str | None, due: bool
 ) -> None:
     state = State("lab", "nightly", at(tried), exit_code=code, sweep=sweep)
-    assert is_due(state, at("2026-05-01T02:00")) is due
-    assert not is_due(state, None)
+    now = at("2026-05-01T02:05")
+    assert is_due(state, at("2026-05-01T02:00"), now=now) is due
+    assert not is_due(state, None, now=now)
 
 
 def test_the_gravest_sweep_decides_the_exit_code(tmp_path: Path) -> None:

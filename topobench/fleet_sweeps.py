@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 FAULT = 70
 _FAILED = {1: "some cells failed", 3: "nothing was measured"}
 _SIGNAL = 128
+_CLOCKS_DIFFER = datetime.timedelta(hours=1)
+"""More than the clocks of hosts that sweep by turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,16 +214,19 @@ def _removed(file: Path) -> bool:
     return True
 
 
-def is_due(state: State | None, time: datetime.datetime | None) -> bool:
+def is_due(state: State | None, time: datetime.datetime | None, *, now: datetime.datetime) -> bool:
     """
     Whether a schedule is to be swept for a time of its expression.
 
     A try that was killed, interrupted or refused, or that could not begin a sweep, is made
     again until that time is too long ago; a fault of ours is not.
+    A try that is to come was made by a clock that was wrong, and counts for nothing.
     """
     if time is None:
         return False
     if state is None or state.tried_at < time or state.exit_code is None:
+        return True
+    if state.tried_at > now + _CLOCKS_DIFFER:
         return True
     return state.exit_code > _SIGNAL or (state.exit_code in (2, 3, 4) and state.sweep is None)
 
@@ -233,13 +238,14 @@ def _turn(
     from topobench.db import schedules
     from topobench.db.store import Store
 
-    time = schedule.times.due(datetime.datetime.now(datetime.UTC)) if due else None
+    now = datetime.datetime.now(datetime.UTC)
+    time = schedule.times.due(now) if due else None
     if due and time is None:
         return None
     try:
         with Store.open(schedule.config.store) as store:
             state = schedules.of(store, schedule.cluster, schedule.name)
-            if due and not is_due(state, time):
+            if due and not is_due(state, time, now=now):
                 return None
             schedules.begin(store, schedule.cluster, schedule.name, due_at=time)
     except StoreError as error:
