@@ -18,6 +18,7 @@ import report_documents as documents
 import report_topologies
 import sights
 from test_recorded import document as recorded
+from test_report_network import between
 from topobench import cli
 from topobench.db.store import Store
 from topobench.errors import UsageError
@@ -336,7 +337,13 @@ def test_a_fleet_shows_its_spread_and_the_hosts_that_stand_out() -> None:
     for cell in slow:
         for reading in cell["readings"]:
             reading["median"] *= 0.8
+    a, b, c = "key-h0001", "key-h0002", "key-h0003"
+    document["cells"] += [*between(a, b), *between(a, c, into=5e9), *between(b, c, into=4e9)]
+    document["cells"] += between(c, "key-h0004")
     page = render_report(Sight(document))
+    assert "slow: h0003 (ib1) sends slowly: 5.00 GB/s at best" in page
+    assert "host_network (size 16 MiB, streams 4): 8 directions between 4 hosts" in page
+    assert not any("host_network" in y for y in figures(page)["fleet-spread"]["data"][0]["y"])
     spread = figures(page)["fleet-spread"]["data"][0]
     worst = spread["x"].index(min(spread["x"]))
     assert spread["text"][worst] == "h0321: -20.0 %"

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnschedulableError,
+    GetTimeoutError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    TaskUnschedulableError,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from topobench import processes
@@ -553,6 +561,8 @@ def _text(error: BaseException) -> str:
     """One line that says what went wrong, without Ray's traceback."""
     if isinstance(error, GetTimeoutError):
         return "no answer in time"
+    if isinstance(error, (ActorUnschedulableError, TaskUnschedulableError)):
+        return "its Ray node is gone since a moment ago"
     if isinstance(error, RayActorError):
         return "its agent died (host lost, or the agent was killed)"
     cause = error.cause if isinstance(error, RayTaskError) else error

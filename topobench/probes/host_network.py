@@ -297,7 +297,8 @@ def _accept(context: WorkerContext, count: int, kept: contextlib.ExitStack) -> l
 
 def _connect(context: WorkerContext, count: int, kept: contextlib.ExitStack) -> list[socket.socket]:
     address, port, token = context.wait().split()
-    own = collective.local_address(context.interface)
+    towards = collective.interface_towards(address, int(port))
+    own = collective.local_address(context.interface or towards)
     sockets = []
     for number in range(count):
         stream = kept.enter_context(reach.connect(context.rank, own, 0, address, int(port)))

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from topobench import culprits
 from topobench.culprits import Culprit, Fault, Finding
 from topobench.reading import MEASURED
+from topobench.report import figures
 from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.report.sheet import Prose
@@ -43,8 +44,12 @@ def _by_case(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     found: dict[str, list[Cell]] = {}
     for cell in cells:
         if cell["status"] in MEASURED and len(set(cell.get("hosts") or ())) == 2:
-            other = [f"{k} {v}" for k, v in cell["params"].items() if k != "direction"]
-            title = f"{clean(cell['probe'])} ({clean(', '.join(other))})"
+            other = [
+                f"{figures.label(k)} {figures.quantity(k, v)}"
+                for k, v in cell["params"].items()
+                if k != "direction"
+            ]
+            title = f"{clean(cell['probe'])} ({', '.join(other)})"
             found.setdefault(title, []).append(cell)
     return found
 

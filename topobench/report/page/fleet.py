@@ -44,8 +44,8 @@ def spreads(hosts: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> list[S
     kinds = len(set(skus.values()))
     pools: dict[Any, dict[str, list[float]]] = defaultdict(dict)
     for cell in cells:
-        if cell["status"] not in MEASURED:
-            continue
+        if cell["status"] not in MEASURED or len({*(cell.get("hosts") or ())}) > 1:
+            continue  # what several hosts measured together is no figure of one
         label = _label(cell)
         for reading in cell["readings"]:
             if reading["point"] or not reading["median"] or not reading["better"]:

@@ -24,6 +24,7 @@ from topobench.report import problems, serving, text, words
 from topobench.report.conditions import conditions_section
 from topobench.report.gpu_limits import kept_text
 from topobench.report.hosts import hosts_section
+from topobench.report.network import network_section
 from topobench.report.page import (
     arms,
     collectives,
@@ -133,6 +134,7 @@ def sections(sight: Sight) -> list[Section]:
         _section("hosts", "Hosts" if len(hosts) > 1 else "Host",
                  from_rich(hosts_section(hosts, cells))),
         _section("fleet", "Between hosts", fleet.fleet(apart, places)),
+        _section("network", "Network", from_rich(network_section(cells, places))),
     ]  # fmt: skip
     lacking: list[tuple[str, Missing]] = []
     for host in chosen:

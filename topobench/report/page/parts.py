@@ -164,6 +164,7 @@ def _part(part: RenderableType) -> Part | None:
         styles = [_TONES.get(s, "") for s in part.row_styles]
         return Table(heads, rows, styles=styles, header=part.header).limited()
     if isinstance(part, Prose):
-        return Paragraph(part.text, _TONES.get(part.style, ""), max(0, part.indent - 2) // 2)
+        tone = _TONES.get(part.style.removeprefix("bold "), "")
+        return Paragraph(part.text, tone, max(0, part.indent - 2) // 2)
     text = part.plain if isinstance(part, Text) else str(part)
     return Paragraph(text.strip()) if text.strip() else None
