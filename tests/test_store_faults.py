@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from topobench.db.merge import import_store
 from topobench.db.recorder import Recorder
 from topobench.db.spool import import_spool
 from topobench.db.store import Store
+from topobench.db.strays import blame
 from topobench.errors import StoreError, StoreUnreachable
 from topobench.upkeep import db_upgrade
 
@@ -279,7 +281,7 @@ def test_a_text_edited_by_hand_is_no_bug_of_ours(sqlite_store_url: str) -> None:
     ("table", "column", "kind", "command"),
     [
         ("reading", "median", "number", ["report", "--format", "json"]),
-        ("reading", "n", "number", ["report", "--format", "csv"]),
+        ("reading", "n", "whole number", ["report", "--format", "csv"]),
         ("reading", "median", "number", ["query", "latest"]),
         ("sweep", "estimated_seconds", "number", ["report"]),
         ("reading", "median", "number", ["check"]),
@@ -311,6 +313,33 @@ def test_a_value_edited_by_hand_is_named_with_its_place(
     assert place in out + err
     assert f"column {column} holds '12,5' where a {kind} belongs" in out + err
     assert "fault in topobench" not in err
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("UPDATE reading SET median = x'01'", "median holds .* where a number belongs"),
+        ("UPDATE reading SET median = 9e999", "median holds 'inf' where a number belongs"),
+        ("UPDATE cell SET process_no = 9e999", "holds 'inf' where a whole number belongs"),
+        ("UPDATE reading SET point = '-5'", "point holds '-5' where a JSON text belongs"),
+        ("UPDATE cell SET status = x'01'", "status holds .* where a text belongs"),
+        ("UPDATE arm SET id = -5", "table series, row 1 belongs to a row of arm that is not there"),
+    ],
+)
+def test_what_else_a_hand_may_write_is_named_too(
+    sqlite_store_url: str, change: str, told: str
+) -> None:
+    planned = cell()
+    with Store.open(sqlite_store_url) as store:
+        begin(store, planned, hosts=[host(gpus=1)])
+        store.put_run(run(planned, reading(7.0)))
+    assert blame(sqlite_store_url) is None
+    with contextlib.closing(sqlite3.connect(sqlite_store_url.removeprefix("sqlite:///"))) as file:
+        file.execute("PRAGMA ignore_check_constraints = ON")
+        file.execute(change)
+        file.commit()
+    with pytest.raises(StoreError, match=told):
+        raise blame(sqlite_store_url) or AssertionError("nobody noticed")
 
 
 def test_a_run_of_a_clock_that_ran_ahead_is_the_latest_no_longer(

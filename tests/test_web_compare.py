@@ -22,6 +22,7 @@ from serving import Answer, Served, served
 from topobench import comparing, processes
 from topobench.db.engine import hurried, reading
 from topobench.errors import StoreError, StoreUnreachable, UsageError
+from topobench.web import comparison
 from topobench.web.comparisons import FRESH_SECONDS, Comparisons, Job, Question
 
 PATIENCE = 60.0
@@ -173,6 +174,24 @@ def test_an_error_is_told_once_and_then_tried_again(tmp_path: Path) -> None:
         assert comparisons.ask(question, 0) is not job
     finally:
         comparisons.close()
+
+
+def test_a_store_edited_by_hand_is_no_fault_of_the_server(tmp_path: Path) -> None:
+    url = sights.store_at(tmp_path)
+    for day in (27, 28):
+        sights.fill(url, [sights.host("h01", gpus=0)], probes="host_memory", day=day)
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as file:
+        file.execute("UPDATE reading SET median = 'fast'")
+        file.execute("UPDATE series SET latest_unix_seconds = 'today'")
+    with served(url) as server:
+        for page, column in (("/", "latest_unix_seconds"), (f"/compare?{LARGE}", "")):
+            answer = server.ask(page)
+            assert answer.status == 503
+            assert f"column {column}" in answer.text
+            assert "where a number belongs" in answer.text
+    found = comparison._answer(url, {"a": A, "b": B})
+    assert found["error"] == "StoreError"
+    assert "where a number belongs" in found["text"]
 
 
 def test_a_sweep_under_way_does_not_keep_a_comparison_from_being_shown() -> None:

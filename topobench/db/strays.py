@@ -1,13 +1,14 @@
 """
-Finds text where a number, a time or JSON belongs: SQLite keeps whatever a hand writes.
+Finds values that are not of their column: SQLite keeps whatever a hand writes.
 
-Nothing topobench writes is such a text; PostgreSQL takes none. A whole store is looked through,
+And rows that lead nowhere. topobench writes none of either; PostgreSQL takes none. A whole store is looked through,
 so only where something has already gone wrong, or a value looks as if it had.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ from topobench.db.engine import make_engine, mask_url, parse_url, reading, sqlit
 from topobench.errors import StoreError
 
 _LONGEST = 40
-_NUMBERS = (sa.Integer, sa.BigInteger, sa.Float, sa.Boolean)
+_WHOLE = (sa.Integer, sa.BigInteger, sa.Boolean)
+_EDITED = "topobench did not write that: put it right, or restore a copy from before it was edited"
 
 
 def blame(url: str) -> StoreError | None:
@@ -32,13 +34,13 @@ def blame(url: str) -> StoreError | None:
     engine = make_engine(parsed, read_only=True)
     try:
         with reading(engine) as connection:
-            return stray(connection)
+            return stray(connection) or _led_nowhere(connection)
     finally:
         engine.dispose()
 
 
 def stray(connection: Connection) -> StoreError | None:
-    """The error that names the first text that is not of its column; None if there is none."""
+    """The error that names the first value that is not of its column; None if there is none."""
     if connection.dialect.name != "sqlite":
         return None
     for table in schema.metadata.sorted_tables:
@@ -53,9 +55,9 @@ def check_numbers(connection: Connection, values: Iterable[Any]) -> None:
     Look at numbers as they came from a store.
 
     Raises:
-        StoreError: One is a text; the message says where it stands.
+        StoreError: One is a text or bytes; the message says where it stands.
     """
-    if str in map(type, values):
+    if not {str, bytes}.isdisjoint(map(type, values)):
         found = stray(connection)
         if found is not None:
             raise found
@@ -100,18 +102,37 @@ def _stray_of(connection: Connection, table: Table) -> str | None:
     place = ", ".join(f"{k.name} {value}" for k, value in zip(keys, row, strict=False))
     return (
         f"table {table.name}, row {place}, column {column.name} holds "
-        f"{str(row[len(keys) + at])[:_LONGEST]!r} where a {kind} belongs; topobench did not write "
-        "that: put it right, or restore a copy from before it was edited"
+        f"{str(row[len(keys) + at])[:_LONGEST]!r} where a {kind} belongs; {_EDITED}"
+    )
+
+
+def _led_nowhere(connection: Connection) -> StoreError | None:
+    """The error that names the first row whose other row is not there; None if all are."""
+    found = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
+    if found is None:
+        return None
+    table, row, other, _ = found
+    which = "a row" if row is None else f"row {row}"
+    return StoreError(
+        f"{mask_url(connection.engine.url)}: table {table}, {which} belongs to a row of {other} "
+        f"that is not there; {_EDITED}"
     )
 
 
 def _wrong(column: sa.Column[Any]) -> tuple[str, sa.ColumnElement[bool]] | None:
     """What belongs into a column, and the condition on a value that is none; NULL never is."""
     kept = sa.type_coerce(column, sa.types.NullType())
-    if isinstance(column.type, _NUMBERS):
-        return "number", sa.func.typeof(kept).in_(("text", "blob"))
+    kind = sa.func.typeof(kept)
+    if isinstance(column.type, _WHOLE):
+        return "whole number", kind.not_in(("integer", "null"))
+    if isinstance(column.type, sa.Float):
+        infinite = sa.func.abs(kept) > sys.float_info.max
+        return "number", sa.or_(kind.in_(("text", "blob")), infinite)
     if isinstance(column.type, UtcTime):
         return "time", kept.op("NOT GLOB")("[0-9]*-[0-9]*-[0-9]*T[0-9]*:[0-9]*:[0-9]*Z")
     if isinstance(column.type, JsonText) or column.name in ("point", "params"):
-        return "JSON text", sa.and_(kept.is_not(None), sa.func.json_valid(kept) == 0)
+        whole = sa.case((sa.func.json_valid(kept) == 1, sa.func.json_type(kept)), else_="")
+        return "JSON text", sa.and_(kept.is_not(None), whole.not_in(("object", "array")))
+    if isinstance(column.type, sa.Text):
+        return "text", kind == "blob"
     return None

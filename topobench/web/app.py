@@ -46,6 +46,7 @@ _NEEDED = (
     "topobench.db.samples",
     "topobench.db.schedules",
     "topobench.db.source",
+    "topobench.db.strays",
     "topobench.web.metrics",
 )
 _STATIC = ("page.css", "page.js")
@@ -141,6 +142,8 @@ def _limiter(app: Starlette) -> anyio.CapacityLimiter:
 
 def _answered(site: Site, request: Request, make: Callable[[Request], Response]) -> Response:
     """The answer, or a page that says what is wrong."""
+    from topobench.db.strays import blame
+
     try:
         _check_text(request)
         return make(request)
@@ -153,13 +156,22 @@ def _answered(site: Site, request: Request, make: Callable[[Request], Response])
             pages.trouble("Not found", str(error), "topobench probe"), status_code=404
         )
     except StoreError as error:
-        site.lost(error)
-        text = pages.trouble("The store cannot be read", str(error), "topobench probe")
-        return HTMLResponse(text, status_code=503)
+        return _unreadable(site, error)
     except RefusedError as error:
         return HTMLResponse(pages.trouble("Busy", str(error)), status_code=503)
     except TopobenchError as error:
         return HTMLResponse(pages.trouble("That did not work", str(error)), status_code=500)
+    except Exception:
+        edited = blame(site.url)
+        if edited is None:
+            raise
+        return _unreadable(site, edited)
+
+
+def _unreadable(site: Site, error: StoreError) -> Response:
+    site.lost(error)
+    text = pages.trouble("The store cannot be read", str(error), "topobench probe")
+    return HTMLResponse(text, status_code=503)
 
 
 def _check_text(request: Request) -> None:

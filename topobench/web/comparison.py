@@ -43,6 +43,7 @@ def main() -> None:
 
 def _answer(store: str, question: dict[str, Any]) -> dict[str, Any]:
     from topobench import comparing
+    from topobench.db.strays import blame
 
     a, b, flags = question.pop("a"), question.pop("b"), question
     try:
@@ -50,6 +51,11 @@ def _answer(store: str, question: dict[str, Any]) -> dict[str, Any]:
     except TopobenchError as error:
         kind = next(name for name, kind in KINDS.items() if isinstance(error, kind))
         return {"error": kind, "text": str(error)}
+    except Exception:
+        edited = blame(store)
+        if edited is None:
+            raise
+        return {"error": StoreError.__name__, "text": str(edited)}
     return {"found": found.data}
 
 
