@@ -1,8 +1,8 @@
 """
 Finds values that are not of their column: SQLite keeps whatever a hand writes.
 
-And rows that lead nowhere. topobench writes none of either; PostgreSQL takes none. A whole store is looked through,
-so only where something has already gone wrong, or a value looks as if it had.
+And rows that lead nowhere. topobench writes none of either; PostgreSQL takes none. A whole store
+is looked through, so only where something has already gone wrong, or a value looks as if it had.
 """
 
 from __future__ import annotations
