@@ -162,6 +162,17 @@ def test_hosts_of_a_cluster_are_its_values(fleet: Fleet, accept: Any) -> None:
     assert each.words == ["inconclusive"] * 7
 
 
+def test_what_hosts_measured_together_passes_and_fails_no_host(fleet: Fleet, accept: Any) -> None:
+    """The pair is stored under its first host, and whose fault its speed is it does not say."""
+    fleet.sweep(["k1", "k2"], together=("k1", "k2"), level=1e9, ranks=2)
+    found = accept(h2d("50 GB/s", each="host"))
+    assert found.words == ["not measured"] * 2
+    assert {a["reason"] for a in found.answers} == {
+        "several hosts measured it together, which tells nothing of one alone; write each: cluster"
+    }
+    assert [a["n_samples"] for a in accept(h2d("50 GB/s", each="cluster")).answers] == [6]
+
+
 def test_a_rule_of_another_sku_measures_nothing(fleet: Fleet, accept: Any) -> None:
     a100 = storing.host("a", labels={"sku": "a100"})
     h200 = storing.host("h", labels={"sku": "h200"})

@@ -339,7 +339,7 @@ def test_a_fleet_shows_its_spread_and_the_hosts_that_stand_out() -> None:
             reading["median"] *= 0.8
     a, b, c = "key-h0001", "key-h0002", "key-h0003"
     document["cells"] += [*between(a, b), *between(a, c, into=5e9), *between(b, c, into=4e9)]
-    document["cells"] += between(c, "key-h0004")
+    document["cells"] += between(c, "key-h0004", out=5e9)
     page = render_report(Sight(document))
     assert "slow: h0003 (ib1) sends slowly: 5.00 GB/s at best" in page
     assert "host_network (size 16 MiB, streams 4): 8 directions between 4 hosts" in page

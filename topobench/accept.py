@@ -69,6 +69,11 @@ def _same(sku: str | None, wanted: str) -> bool:
     return sku is not None and sku.lower() == wanted.lower()
 
 
+_TOGETHER = (
+    "several hosts measured it together, which tells nothing of one alone; write each: cluster"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Subject:
     """What must meet a rule; devices are empty for hosts and clusters."""
@@ -81,11 +86,16 @@ class _Subject:
 def _measured(rule: Rule, hosts: Sequence[AcceptHost], evidence: Evidence) -> Iterator[Found]:
     known = {h.key for h in hosts}
     values = [v for v in evidence.values if v.subject.host in known and _fits(rule, v)]
+    joint = rule.each != "cluster" and any(v.subject.hosts for v in values)
+    if joint:
+        values = [v for v in values if not v.subject.hosts]
     for subject in _subjects(rule, hosts, evidence):
         own = [v for v in values if _belongs(rule, subject, v)]
         for group in grouped(own, lambda v: (v.subject.params_hash, v.subject.arm)).values():
             yield _one(rule, subject, group, evidence)
-        if not own:
+        if not own and joint and not any(c.reason for c in _cells_of(rule, subject, evidence)):
+            yield _found(rule, subject, Answer.NOT_MEASURED, _TOGETHER)
+        elif not own:
             yield _missing(rule, subject, evidence)
 
 
@@ -141,19 +151,24 @@ def _belongs(rule: Rule, subject: _Subject, value: Value) -> bool:
 
 
 def _missing(rule: Rule, subject: _Subject, evidence: Evidence) -> Found:
+    cells = _cells_of(rule, subject, evidence)
+    told = collections.Counter(f"{c.status}: {c.reason}" if c.reason else c.status for c in cells)
+    reason = told.most_common(1)[0][0] if told else _unplanned(rule, evidence)
+    found = _found(rule, subject, Answer.NOT_MEASURED, reason)
+    bound = _limit(rule, subject, (), rule.params)
+    return _with_limit(rule, found, bound)
+
+
+def _cells_of(rule: Rule, subject: _Subject, evidence: Evidence) -> list[Planned]:
+    """The cells that were to give it a value."""
     hosts = {h.key for h in subject.hosts}
-    cells = [
+    return [
         c
         for c in evidence.cells
         if c.host in hosts
         and _planned_for(rule, c)
         and (not subject.devices or set(subject.devices) <= set(c.devices))
     ]
-    told = collections.Counter(f"{c.status}: {c.reason}" if c.reason else c.status for c in cells)
-    reason = told.most_common(1)[0][0] if told else _unplanned(rule, evidence)
-    found = _found(rule, subject, Answer.NOT_MEASURED, reason)
-    bound = _limit(rule, subject, (), rule.params)
-    return _with_limit(rule, found, bound)
 
 
 def _unplanned(rule: Rule, evidence: Evidence) -> str:
