@@ -187,8 +187,11 @@ class TestHosts:
         )
 
     def test_no_host_at_all_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="no host is selected"):
+        with pytest.raises(UsageError, match=r"no host is selected: .*; hosts here: none"):
             make_plan(configured(), [], seed=1)
+        chosen = dataclasses.replace(configured(), hosts=(HostExpectation(host="localhost"),))
+        with pytest.raises(UsageError, match=r"hosts: names localhost; hosts here: a \("):
+            make_plan(chosen, [host(small(), "a")], seed=1)
 
     def test_a_restricted_host_is_named(self) -> None:
         plan = make_plan(configured(), [host(dual(gpus=0, allowed="0-3"))], seed=1)

@@ -120,10 +120,12 @@ def ack(
         typer.Argument(metavar="[HOST]", help="Key, name or address; without it: all of them."),
     ] = None,
     ticket: Annotated[
-        str | None, typer.Option("--ticket", metavar="T", help="Who deals with it.")
+        str | None,
+        typer.Option("--ticket", metavar="T", help="Who deals with it; needed with HOST."),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="DATE", help="When it ends, e.g. 2026-12-24.")
+        str | None,
+        typer.Option("--until", metavar="DATE", help="When it ends, e.g. 2026-12-24; needed, too."),
     ] = None,
     text: Annotated[str, typer.Option("--text", help="What there is to say.")] = "",
     cluster: Annotated[

@@ -102,7 +102,9 @@ def make_plan(config: ClusterConfig, hosts: Sequence[Host], *, seed: int | None 
     check_selection(config)
     chosen = select_hosts(config, hosts)
     if not chosen:
-        raise UsageError("no host is selected; see --hosts and the key hosts:")
+        here = ", ".join(sorted(f"{h.name} ({h.address})" for h in hosts)) or "none"
+        named = ", ".join(absent_hosts(config, hosts)) or "none"
+        raise UsageError(f"no host is selected: hosts: names {named}; hosts here: {here}")
     check_devices(config, chosen)
     seed = config.seed if seed is None else seed
     used_seed = random.SystemRandom().randrange(2**31) if seed is None else seed
