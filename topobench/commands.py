@@ -570,11 +570,7 @@ def _answer(name: str | None, params: Mapping[str, str], answer: Answer) -> Outc
 
 @contextlib.contextmanager
 def _looking(config: ClusterConfig) -> Iterator[tuple[list[Host], list[str]]]:
-    """
-    The hosts of a config, looked at without a lock, and why others could not be.
-
-    This host needs no Ray for it.
-    """
+    """The hosts of a config, without a lock, and why others are none; this host needs no Ray."""
     if config.ray.address == "local":
         from topobench.agents.service import HostRequest, describe_host
 

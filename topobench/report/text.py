@@ -200,8 +200,10 @@ def cell_warnings(cells: Sequence[Document]) -> Iterator[RenderableType]:
 def _next_commands(sweep: Document, cells: Sequence[Document]) -> Iterator[RenderableType]:
     short = clean(sweep["id"])[:8]
     lines = []
+    several = len({h for c in cells for h in (c["host"], *(c.get("hosts") or ()))}) > 1
+    file = " --cluster cluster.yaml" if several else ""
     if any(c["status"] in _UNFINISHED for c in cells):
-        lines.append((f"topobench probe --resume {short}", "run again what did not end well"))
+        lines.append((f"topobench probe --resume {short}{file}", "run again what did not end well"))
     lines.append((f"topobench report {short}", "this report again"))
     lines.append((f"topobench report {short} --html report.html", "with charts"))
     if any(c["devices"] and c["status"] in MEASURED for c in cells):
@@ -209,7 +211,9 @@ def _next_commands(sweep: Document, cells: Sequence[Document]) -> Iterator[Rende
         lines.append((f"topobench advise{host}", "what to do with a host"))
     lines.append(("topobench query --list", "questions to ask of the data"))
     if sweep["profile"] == "quick":
-        lines.append(("topobench plan --profile full", "what a sweep that can judge arms costs"))
+        lines.append(
+            (f"topobench plan --profile full{file}", "what a sweep that can judge arms costs")
+        )
     longest = max(len(line) for line, _ in lines)
     for line, why in lines:
         yield command(f"{line:{longest}}  # {why}")
