@@ -168,6 +168,19 @@ def test_where_there_is_no_choice_nothing_is_asked_for(
     assert {(a.outlook, a.text, a.lines) for a in told} == {(Outlook.NOT_APPLICABLE, reason, ())}
 
 
+def test_a_ring_that_failed_is_a_choice_that_was_not_measured(document: dict[str, Any]) -> None:
+    """Two of the GPUs have one order; what all of them had is not known."""
+    reason = "equivalent_arms: all ring orders of two GPUs are equivalent"
+    ringed = [c for c in document["cells"] if "/" in c["arm"]]
+    refused = [
+        {**c, "status": "not_applicable", "reason": reason, "readings": []} for c in ringed[1:]
+    ]
+    failed = {**ringed[0], "ring": "best", "status": "failed", "reason": "hang: x", "readings": []}
+    others = [c for c in document["cells"] if c not in ringed]
+    told = found({**document, "cells": [*others, *refused, failed]}, "ring")
+    assert {a.outlook for a in told} == {Outlook.NOT_MEASURED}
+
+
 def test_pinned_memory_is_not_advised_where_pageable_was_not_measured(
     document: dict[str, Any],
 ) -> None:

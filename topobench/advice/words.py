@@ -77,9 +77,16 @@ class Advice:
 
 
 def no_choice(cells: Iterable[Cell]) -> str | None:
-    """Why alternatives of these cells do not apply, the commonest reason; None if they might."""
-    reasons = Counter(c["reason"] for c in cells if c["status"] == Status.NOT_APPLICABLE)
-    return Reason.from_text(reasons.most_common(1)[0][0] or "").text if reasons else None
+    """
+    Why alternatives of these cells do not apply, the commonest reason.
+
+    None if they might: one that failed or was left out is an alternative, too.
+    """
+    found = list(cells)
+    if not found or any(c["status"] != Status.NOT_APPLICABLE for c in found):
+        return None
+    reasons = Counter(c["reason"] for c in found)
+    return Reason.from_text(reasons.most_common(1)[0][0] or "").text
 
 
 def outlook_of(found: Comparison) -> Outlook:
