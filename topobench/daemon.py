@@ -167,7 +167,8 @@ class Timer:
             return look
         wakes = [w for s in self.fleet.schedules if (w := s.times.wakes(_now()))]
         if code not in _VERDICTS:
-            self._note(f"sweep --due gave exit code {code}; trying again in {RETRY_SECONDS:g} s")
+            how = f"gave exit code {code}" if code >= 0 else f"was ended by signal {-code}"
+            self._note(f"sweep --due {how}; trying again in {RETRY_SECONDS:g} s")
             wakes.append(_now() + datetime.timedelta(seconds=RETRY_SECONDS))
         return min(wakes, default=None)
 
