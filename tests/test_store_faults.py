@@ -342,6 +342,18 @@ def test_what_else_a_hand_may_write_is_named_too(
         raise blame(sqlite_store_url) or AssertionError("nobody noticed")
 
 
+def test_infinity_is_no_median_of_a_document(sqlite_store_url: str) -> None:
+    """It would be drawn as unknown in one format and as a number in another."""
+    planned = cell()
+    with Store.open(sqlite_store_url) as store:
+        sweep = begin(store, planned, hosts=[host(gpus=1)])
+        store.put_run(run(planned, reading(7.0)))
+        with writing(store.engine) as connection:
+            connection.exec_driver_sql("UPDATE reading SET median = 9e999")
+        with pytest.raises(StoreError, match="median holds 'inf' where a number belongs"):
+            store.sweep_document(sweep)
+
+
 def test_a_run_of_a_clock_that_ran_ahead_is_the_latest_no_longer(
     store_url: str, tmp_path: Path
 ) -> None:

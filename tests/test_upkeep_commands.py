@@ -148,7 +148,7 @@ def test_a_text_in_the_place_of_a_number_is_no_bug_of_the_export(tmp_path: Path)
         connection.execute("UPDATE reading SET median = 'fast'")
     with (
         Store.open("sqlite:///topobench.db", read_only=True) as store,
-        pytest.raises(StoreError, match="not of its column's kind"),
+        pytest.raises(StoreError, match="row run_id 1, seq 0, column median holds 'fast'"),
     ):
         export_parquet(store, tmp_path / "out")
 

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from topobench.db import strays
 from topobench.db.engine import reading
 from topobench.db.readonly import plain
 from topobench.db.store import Store
@@ -94,7 +95,9 @@ def export_parquet(store: Store, folder: Path) -> Exported:
             f"{folder}: cannot be written to: {error}; remove what is in it before the next try"
         ) from error
     except parquet.ArrowException as error:
-        raise StoreError(
+        with reading(store.engine) as connection:
+            edited = strays.stray(connection)
+        raise edited or StoreError(
             f"{store.url}: a value there is not of its column's kind, so was not written by "
             f"topobench: {error}"
         ) from error

@@ -7,6 +7,7 @@ is looked through, so only where something has already gone wrong, or a value lo
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -55,9 +56,10 @@ def check_numbers(connection: Connection, values: Iterable[Any]) -> None:
     Look at numbers as they came from a store.
 
     Raises:
-        StoreError: One is a text or bytes; the message says where it stands.
+        StoreError: One is a text, bytes or infinite; the message says where it stands.
     """
-    if not {str, bytes}.isdisjoint(map(type, values)):
+    kept = list(values)
+    if not {str, bytes}.isdisjoint(map(type, kept)) or math.inf in kept or -math.inf in kept:
         found = stray(connection)
         if found is not None:
             raise found
