@@ -116,7 +116,13 @@ def test_an_environment_that_was_in_force_without_the_arm_is_told() -> None:
         documents.cell("all_reduce", host="h2", arm=arm, env=env, conditions={"env": env})
         for arm, env in arms.items()
     ]
-    for several in ([*cells, *free], [*free, *cells]):
+    now_and_then = [documents.cell("all_reduce", arm="none/auto", conditions={"env": {}})]
+    for other in (free, now_and_then):
+        _told_of_none([*cells, *other], [*other, *cells])
+
+
+def _told_of_none(*orders: list[dict[str, Any]]) -> None:
+    for several in orders:
         assert not [t for t in notes(several) if "changes nothing" in t]
 
 

@@ -59,8 +59,12 @@ def environments(cells: Sequence[Cell]) -> dict[str, str] | None:
 
 
 def _without_effect(cells: Sequence[Cell]) -> Iterator[str]:
-    """Environments that every host had without the arm, too: both arms measured the same."""
-    in_force = {(c["host"], c["arm"]): c["conditions"].get("env") or {} for c in cells}
+    """Environments that every host always had without the arm, too: both arms measured the same."""
+    in_force: dict[tuple[str, str], dict[str, Any]] = {}
+    for cell in cells:
+        own = cell["conditions"].get("env") or {}
+        both = in_force.setdefault((cell["host"], cell["arm"]), dict(own))
+        in_force[cell["host"], cell["arm"]] = {k: v for k, v in both.items() if own.get(k) == v}
     told: dict[tuple[str, str], bool] = {}
     for cell in cells:
         if cell["env"]:
