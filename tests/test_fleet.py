@@ -369,6 +369,22 @@ def test_a_text_file_that_could_not_be_written_is_refused_before_the_night(
     assert "its folder must exist and be writable" in capsys.readouterr().err
 
 
+def test_a_cluster_whose_ray_is_away_leaves_an_embedded_one_alone(tmp_path: Path) -> None:
+    """The first asks for no token, the second does: Ray reads that once in a process."""
+    job = Job(tmp_path)
+    own = "{name: own, probes: [{host_memory: {op: copy, bytes: 8M}}]}"
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        away = f"{{name: away, ray: {{address: '127.0.0.1:{gone.getsockname()[1]}'}}}}"
+    file = written(tmp_path, away, just_now())
+    again = f"schedules: [{{name: now, cron: '{just_now()}'}}]"
+    file.write_text(f"{file.read_text()}  - cluster: {own}\n    {again}\n")
+    job.run("sweep", "--fleet", "fleet.yaml")
+    codes = dict(job.rows("SELECT cluster, exit_code FROM schedule_state"))
+    assert codes["away"] == 3
+    assert codes["own"] in (0, 1), codes
+    assert len(job.sweeps()) == 1
+
+
 def test_two_looks_at_a_fleet_do_not_run_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

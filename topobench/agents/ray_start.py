@@ -24,6 +24,7 @@ def init(address: str, **options: Any) -> None:
 
     The first signal that arrives meanwhile is given to the caller's handler at the end.
     """
+    _read_token_again()
     with _signals_deferred(), _without_idle_services(), _without_agents_of_raylet():
         ray.init(
             address=address,
@@ -33,6 +34,17 @@ def init(address: str, **options: Any) -> None:
             logging_level=logging.ERROR,
             **options,
         )
+
+
+def _read_token_again() -> None:
+    """
+    Have Ray look at its environment anew: the cluster before had another token, or none.
+
+    Ray reads RAY_AUTH_MODE and the token once in a process, and a fleet has many clusters.
+    """
+    with contextlib.suppress(AttributeError):
+        ray._raylet.Config.initialize("")
+        ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def shutdown() -> None:
