@@ -47,7 +47,7 @@ class TestBudget:
         hosts = [host(place, f"h{number}") for number, place in enumerate(places)]
         chosen = configured(profile=profile, budget=f"{seconds}s", bindings="local,none")
         plan = make_plan(chosen, hosts, seed=1)
-        expected = {}
+        expected: dict[str, float] = {}
         for batch in batches(plan.cells):
             cases = [timed(registry.load(c.case.probe), c.case.params) for c in batch]
             gpus = costs.gpus_of_a_host(batch[0])
