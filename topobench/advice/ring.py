@@ -27,9 +27,6 @@ from topobench.rings import AUTO, AUTO_RING, IDENTITY, RING_ONLY, WORST
 from topobench.units import format_bytes
 
 MEASURE = "topobench probe --cluster cluster.yaml --probes all_reduce --profile full"
-HOW = f"{MEASURE}    # with rings: [auto, auto_ring, best] in the file"
-_HOW_OF_TWO = f"{MEASURE}    # with rings: [auto, auto_ring] in the file"
-"""Of two GPUs all orders are one."""
 _SEARCHED = (AUTO, AUTO_RING)
 """NCCL's own rings: no file goes with them."""
 _NEVER = (IDENTITY, WORST)
@@ -53,7 +50,7 @@ def rings(
         yield Advice("ring", "all-reduce", (), Outlook.NOT_APPLICABLE, why)
     elif not sets:
         text = "no two rings were measured on the same GPUs"
-        yield Advice("ring", "all-reduce", (), Outlook.NOT_MEASURED, text, (HOW,))
+        yield Advice("ring", "all-reduce", (), Outlook.NOT_MEASURED, text, (_how(()),))
     for devices in sets:
         found = [b for b in own if b.devices == devices]
         yield _ring(devices, names[devices], found, cells, host)
@@ -122,8 +119,9 @@ def _ring(
 
 
 def _how(devices: Sequence[str]) -> str:
-    """The command that decides between rings of these GPUs."""
-    return _HOW_OF_TWO if len(devices) == 2 else HOW
+    """The command that decides between rings of these GPUs; of two, all orders are one."""
+    names = "auto, auto_ring" if len(devices) == 2 else "auto, auto_ring, best"
+    return f"{MEASURE}    # with rings: [{names}] in the file"
 
 
 def _effects(own: Sequence[Bench], arm: str) -> list[tuple[Bench, Comparison]]:
