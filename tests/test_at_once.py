@@ -82,11 +82,42 @@ def test_calls_are_raced_by_the_hosts_clock() -> None:
         assert found.discarded <= len(found.total.samples)
 
 
+def test_laps_are_as_long_as_the_queue_of_launches_is_deep() -> None:
+    """Graphs of a short model: once 16 of them waited, enqueueing took as long as they did."""
+    deep = 4
+
+    def work(group: ThreadGroup) -> Any:
+        with host_queue() as queue:
+            waiting: list[Any] = []
+
+            def enqueue(count: int) -> None:
+                for _ in range(count):
+                    while sum(not queue.passed(mark) for mark in waiting[-deep:]) >= deep:
+                        time.sleep(1e-4)
+                    queue.put(lambda: time.sleep(2e-3))
+                    waiting.append(queue.mark())
+
+            return at_once.queued_race(
+                group, queue, enqueue, sampler(), count=8, segments=4, least_segments=2
+            )
+
+    found = on_ranks(2, work)
+    assert [operations for _, operations in found] == [deep, deep]
+    assert all(min(t.samples) >= 2e-3 for race, _ in found for t in race.by_rank)
+
+
 def test_work_that_no_spin_outlasts_is_given_up_by_all_ranks() -> None:
     def work(group: ThreadGroup) -> Any:
         with host_queue() as queue:
-            lap = at_once.queued_lap(queue, lambda _: queue.wait(), 1, 2)
-            return at_once.race(group, lap, sampler())
+            return at_once.queued_race(
+                group,
+                queue,
+                lambda _: queue.wait(),
+                sampler(),
+                count=2,
+                segments=2,
+                least_segments=2,
+            )
 
     assert on_ranks(2, work) == [None, None]
 

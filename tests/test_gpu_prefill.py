@@ -188,6 +188,15 @@ def test_the_peak_is_what_was_predicted(tokens: int) -> None:
     assert peak <= found["peak_reserved_bytes"].median
 
 
+@pytest.mark.parametrize("tokens", [256, 512, 2048])
+def test_passes_of_a_process_deviate_by_one_percent_at_most(tokens: int) -> None:
+    found, readings, _ = figures(**large(sequence=tokens))
+    warmups = found["prefill_device_seconds"].warmups
+    (reading,) = [r for r in readings if r.metric == "prefill_device_seconds"]
+    counted = reading.samples[warmups:]
+    assert statistics.stdev(counted) <= 0.01 * statistics.mean(counted)
+
+
 def test_an_8b_model_is_steady_and_near_the_products_of_its_process() -> None:
     found, readings, listener = figures(**large(sequence=4096, mode="compile"))
     times = found["prefill_device_seconds"]

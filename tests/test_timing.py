@@ -219,16 +219,17 @@ def bursts(seconds: float) -> tuple[Timed, Load]:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "counted", "pauses"), [(0.048, 7, 1), (0.1, 6, 2), (0.215, 6, 3), (0.008, 44, 0)]
+    ("seconds", "counted", "pauses"),
+    [(0.048, 7, 1), (0.1, 6, 2), (0.18, 6, 2), (0.215, 6, 3), (0.008, 44, 1)],
 )
 def test_bursts_count_what_lies_between_settling_and_the_power_limit(
     seconds: float, counted: int, pauses: int
 ) -> None:
-    """Too few samples in one burst are made up for by others, each after a pause."""
+    """Each follows a pause; too few samples in one are made up for by others."""
     timed, load = bursts(seconds)
     assert set(timed.samples[timed.warmups :]) == {seconds}
     assert len(timed.samples) - timed.warmups == counted
-    assert len([p for p in load.pauses if p]) == pauses
+    assert load.pauses == [timing.PAUSE_SECONDS] * pauses
     assert timed.stop_reason == "budget"
     assert load.most <= timing.BURST_SECONDS + 1e-9
 
@@ -254,17 +255,14 @@ def test_samples_that_grow_too_long_for_a_second_one_in_a_burst_still_count() ->
     assert sampler.counted[1:] == pytest.approx([0.387] * 5)
 
 
-@pytest.mark.parametrize(
-    ("operation", "pauses"), [(None, [0.0]), (0.0125, [0.0]), (0.1, [timing.PAUSE_SECONDS])]
-)
-def test_long_operations_begin_with_a_pause_however_many_gpus_share_a_sample(
-    operation: float | None, pauses: list[float]
-) -> None:
-    """Of eight GPUs that need 0.1 s each at the same time, a sample is 0.0125 s."""
-    load = Load(0.0125)
-    sampler = timing.Bursts(0.0, 0.5, clock=load.clock, sleep=load.sleep, operation=operation)
-    sampler.add(load.run())
-    assert load.pauses == pauses
+@pytest.mark.parametrize(("seconds", "first"), [(0.0125, 0.0), (0.1, timing.PAUSE_SECONDS)])
+def test_short_samples_may_begin_without_a_pause(seconds: float, first: float) -> None:
+    load = Load(seconds)
+    sampler = timing.Bursts(0.0, 0.5, clock=load.clock, sleep=load.sleep, rest_from=20e-3)
+    while not sampler.done():
+        sampler.add(load.run())
+    assert load.pauses[0] == first
+    assert set(load.pauses[1:]) <= {timing.PAUSE_SECONDS}
 
 
 def test_few_samples_of_bursts_converged_if_they_are_alike() -> None:
@@ -279,7 +277,7 @@ def test_few_samples_of_bursts_converged_if_they_are_alike() -> None:
 
 def test_the_estimate_of_bursts_is_near_what_they_take() -> None:
     for seconds in (0.048, 0.1, 0.3, 1.2):
-        told = timing.bursts_seconds(seconds, seconds, max(0.5, 3 * seconds))
+        told = timing.bursts_seconds(seconds, max(0.5, 3 * seconds))
         assert bursts(seconds)[1].now == pytest.approx(told, rel=0.15), seconds
 
 

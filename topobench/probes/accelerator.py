@@ -28,7 +28,6 @@ from topobench.probes.timing import (
     PAUSE_SECONDS,
     QUEUE_MAX,
     SAMPLE_SECONDS,
-    SHORT_SECONDS,
     SPIN_MAX_SECONDS,
     SPIN_MIN_SECONDS,
     Bursts,
@@ -43,8 +42,16 @@ Mark = Callable[[str], Any]
 
 CEILING_SECONDS = 1.5
 """Length of the measurement of matrix products, of which the second half counts."""
-PASSES_SECONDS = 0.05
-"""Passes of a sample on a GPU: single ones of 12 ms vary by 1.1 % there, with its clock."""
+PASSES_SECONDS, SHARED_PASSES_SECONDS = 0.17, 0.05
+"""
+Of passes that are a sample on a GPU alone; at least, on GPUs that share a model or run at once.
+
+At its power limit the clock of a GPU moves: single passes of 55 ms deviate by 0.9 to 1.8 % on an
+H200, rows of three by 0.6 to 0.7. Two bursts hold six such rows. GPUs that share a model wait for
+each other, stay below the limit and deviate by 0.2 % with the shorter ones.
+"""
+SHARED_REST_FROM = 20e-3
+"""Seconds of a pass that GPUs share from which on a pause comes before the first, too."""
 CEILING_SIZES = {"cuda": 8192, "cpu": 512}
 LEAST_PASSES = 3
 PASSES = 5
@@ -254,9 +261,10 @@ class Gpu:
         rest would make them faster. The condition ``rest_share`` says how much there was.
         """
         once = max(self._site.gather(self.once(call)))
-        count = min(QUEUE_MAX, max(1, round(PASSES_SECONDS / once)))
+        row = PASSES_SECONDS if self._site.group is None else SHARED_PASSES_SECONDS
+        count = min(QUEUE_MAX, max(1, round(row / once)))
         budget_seconds = max(budget_seconds, self._least_passes(once) * once)
-        sampler = Bursts(stats.BANDWIDTH_TOLERANCE, budget_seconds, operation=once)
+        sampler = Bursts(stats.BANDWIDTH_TOLERANCE, budget_seconds)
         enqueue = functools.partial(_repeat, call)
         if self._site.group is not None:
             segments = device_work.segments_of(once)
@@ -279,17 +287,17 @@ class Gpu:
         """Of several GPUs, while all do the same; in bursts of load."""
         once = max(self._site.gather(wall(call)))
         budget_seconds = max(budget_seconds, self._least_passes(once) * once)
-        sampler = Bursts(stats.LATENCY_TOLERANCE, budget_seconds, operation=once)
+        sampler = Bursts(stats.LATENCY_TOLERANCE, budget_seconds)
         return self._site.called(call, sampler)
 
     def stages(self, run: Callable[[Mark], Any]) -> dict[str, list[float]] | None:
         """After a pause, events between the stages, behind a spin; None if none outlasts them."""
         found: dict[str, list[float]] = {}
-        once = max(self.gather(self.once(lambda: run(lambda stage: None))))
+        self.once(lambda: run(lambda stage: None))
         launching = wall(lambda: run(lambda stage: self._queue.mark()))
         self.wait()
         spin = min(3 * launching, SPIN_MAX_SECONDS)
-        time.sleep(PAUSE_SECONDS if once >= SHORT_SECONDS else 0.0)
+        time.sleep(PAUSE_SECONDS)
         for _ in range(PASSES):
             marks = Marks(self._queue.mark)
             enqueue = functools.partial(_enqueue_marked, marks, run)

@@ -193,6 +193,43 @@ def enqueueing_seconds(queue: Queue, enqueue: Enqueue, count: int) -> float:
     return took
 
 
+def queued_race(
+    group: Group,
+    queue: Queue,
+    enqueue: Enqueue,
+    sampler: Sampler,
+    *,
+    count: int,
+    segments: int,
+    least_segments: int,
+) -> tuple[Race, int] | None:
+    """
+    Race in laps behind spins, as long as the queue of launches lets them be.
+
+    Once that queue is full, enqueueing is as slow as the work, and no spin outlasts it. So where
+    not one lap means anything, the next have half as many operations.
+
+    Args:
+        count: Operations in a lap, about.
+
+    Returns:
+        And the operations in a lap; None, on all ranks, if no spin outlasts the fewest.
+    """
+    each = max(1, count // segments)
+    while True:
+        lead = 3 * enqueueing_seconds(queue, enqueue, each * segments)
+        lap = queued_lap(queue, enqueue, each, segments)
+        found = race(group, lap, sampler, operations=each, lead_seconds=lead)
+        if found is not None:
+            return found, each * segments
+        if sampler.ends or (each == 1 and segments <= least_segments):
+            return None
+        if each > 1:
+            each //= 2
+        else:
+            segments = max(least_segments, segments // 2)
+
+
 def call_lap(call: Callable[[], Any], count: int, segments: int) -> Lap:
     """
     Laps of calls that each wait for their end, by the host's clock.

@@ -16,7 +16,13 @@ from typing import Any, ClassVar, cast
 from topobench.errors import ProbeUnavailable
 from topobench.probes import attention, decode_metrics, gemm, precisions
 from topobench.probes import prefill_metrics as common
-from topobench.probes.accelerator import Accelerator, accelerator, memory_named
+from topobench.probes.accelerator import (
+    PASSES_SECONDS,
+    SHARED_PASSES_SECONDS,
+    Accelerator,
+    accelerator,
+    memory_named,
+)
 from topobench.probes.bench import BENCH
 from topobench.probes.decode_case import (
     Case,
@@ -169,10 +175,13 @@ class Decode:
         else:
             once = LEAST_STEP_SECONDS + work / ASSUMED_ON_CPUS
         lap = once * (segments_of(once) if self.at_once == "all" else 1)
-        seconds = (sampling(lap, once, budget, large) for budget in (DEVICE_SECONDS, WALL_SECONDS))
+        least = SHARED_PASSES_SECONDS if self.at_once == "all" else PASSES_SECONDS
+        row = max(lap, least) if large else lap
+        device = sampling(row, once, DEVICE_SECONDS, large)
+        walls = sampling(lap, once, WALL_SECONDS, large)
         compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
         set_up = LARGE_SET_UP_SECONDS if large else SET_UP_SECONDS
-        return set_up + sum(seconds) + 30 * once + compiling
+        return set_up + device + walls + 30 * once + compiling
 
     def _readings(self, device: Accelerator, context: WorkerContext) -> list[Reading]:
         """All readings: no setting of torch's holds while the worker sends them."""

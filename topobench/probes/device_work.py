@@ -30,7 +30,7 @@ from topobench.units import format_bytes
 
 SEGMENTS, LEAST_SEGMENTS = 8, 2
 """Equal parts of a lap of all GPUs (``probes.at_once``)."""
-LAP_SECONDS = 0.15
+LAP_SECONDS = 0.18
 """Laps of long operations have fewer parts, so that they last no longer than that."""
 
 
@@ -117,7 +117,7 @@ class Site:
 
         Args:
             count: Operations in a sample, at most.
-            segments: Parts of a lap of several GPUs.
+            segments: Parts of a lap of several GPUs, at most.
 
         Raises:
             ProbeError: ``untimeable``: no spin outlasted the enqueueing.
@@ -131,13 +131,19 @@ class Site:
                 sampler.add(timer.sample())
             self._note(timer.count, timer.discarded, mark_overhead(queue))
             return Figures(sampler.timed(timer.count))
-        each = max(1, count // segments)
-        lead = 3 * at_once.enqueueing_seconds(queue, enqueue, each * segments)
-        lap = at_once.queued_lap(queue, enqueue, each, segments)
-        race = at_once.race(self.group, lap, sampler, operations=each, lead_seconds=lead)
-        if race is None:
+        found = at_once.queued_race(
+            self.group,
+            queue,
+            enqueue,
+            sampler,
+            count=count,
+            segments=segments,
+            least_segments=LEAST_SEGMENTS,
+        )
+        if found is None:
             raise _untimeable()
-        self._note(each * segments, race.discarded, mark_overhead(queue))
+        race, operations = found
+        self._note(operations, race.discarded, mark_overhead(queue))
         return self._figures(race)
 
     def back_to_back(

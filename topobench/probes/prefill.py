@@ -17,6 +17,8 @@ from topobench.probes import attention, gemm, precisions, prefill_metrics, shard
 from topobench.probes.accelerator import (
     LEAST_PASSES,
     PASSES_SECONDS,
+    SHARED_PASSES_SECONDS,
+    SHARED_REST_FROM,
     Accelerator,
     accelerator,
     alike,
@@ -40,7 +42,7 @@ from topobench.probes.protocol import (
     suited,
 )
 from topobench.probes.shapes import SHAPE_HELP, Shape, flop, shape_of
-from topobench.probes.timing import N_FLOOR, OVERRUN, PAUSE_SECONDS, SHORT_SECONDS, bursts_seconds
+from topobench.probes.timing import N_FLOOR, OVERRUN, PAUSE_SECONDS, bursts_seconds
 from topobench.probes.transformer import Place, Transformer
 from topobench.reading import Metric, Reading, ReasonCode
 from topobench.units import format_bytes
@@ -167,12 +169,15 @@ class Prefill:
         once = 1e-4 + flop(shape, self.tokens, self.batch) / rate / self.tensor_parallel
         together = self.at_once == "all" and self.tensor_parallel == 1
         lap = once * (segments_of(once) if together else 1)
-        row = max(lap, PASSES_SECONDS) if large else lap
-        device = sampling(row, once, DEVICE_SECONDS, large)
-        walls = sampling(lap, once, WALL_SECONDS, large)
+        alone = self.tensor_parallel == 1 and not together
+        least = PASSES_SECONDS if alone else SHARED_PASSES_SECONDS
+        row = max(lap, least) if large else lap
+        rests = self.tensor_parallel == 1 or once >= SHARED_REST_FROM
+        device = sampling(row, once, DEVICE_SECONDS, large, rests)
+        walls = sampling(lap, once, WALL_SECONDS, large, rests)
         compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
         apart = TWIN_SET_UP_SECONDS + device if self.tensor_parallel > 1 else 0.0
-        staged = large and self.mode != "compile" and once >= SHORT_SECONDS
+        staged = large and self.mode != "compile"
         pause = PAUSE_SECONDS if staged else 0.0
         set_up = LARGE_SET_UP_SECONDS if large else SET_UP_SECONDS
         return set_up + device + walls + 20 * once + pause + compiling + apart
@@ -269,15 +274,16 @@ class Prefill:
         return chosen
 
 
-def sampling(lap: float, once: float, budget: float, on_gpu: bool) -> float:
+def sampling(lap: float, once: float, budget: float, on_gpu: bool, rests: bool = True) -> float:
     """
     About how long it takes to sample passes.
 
     Args:
         lap: Seconds of a sample.
         once: Of a pass.
+        rests: Whether a GPU pauses before its first burst, too.
     """
     budget = max(budget, LEAST_PASSES * once, lap if lap > once else 0.0)
     if on_gpu:
-        return bursts_seconds(lap, once, budget)
+        return bursts_seconds(lap, budget, rests)
     return max(min(25 * lap, budget), min((N_FLOOR + 2) * lap, OVERRUN * budget))

@@ -17,7 +17,8 @@ from topobench import env_arms, stats
 from topobench.probes import at_once, collective
 from topobench.probes.accelerator import (
     LEAST_PASSES,
-    PASSES_SECONDS,
+    SHARED_PASSES_SECONDS,
+    SHARED_REST_FROM,
     Accelerator,
     Call,
     Cpus,
@@ -184,16 +185,21 @@ class ShardedGpu(_Ranks, Gpu):
         return sum(alike(self, functools.partial(super().ceiling, dtype)))
 
     def times(self, call: Call, budget_seconds: float) -> tuple[Figures, str]:
-        """Behind a spin on each GPU, as many in a sample as of a GPU alone: a spin is rest."""
-        bursts = functools.partial(Bursts, stats.BANDWIDTH_TOLERANCE)
+        """Behind a spin on each GPU, several in a sample: a spin is rest."""
+        bursts = functools.partial(Bursts, stats.BANDWIDTH_TOLERANCE, rest_from=SHARED_REST_FROM)
         figures = self._figures(
-            call, self.wait, budget_seconds, bursts, mode="queued", sample_seconds=PASSES_SECONDS
+            call,
+            self.wait,
+            budget_seconds,
+            bursts,
+            mode="queued",
+            sample_seconds=SHARED_PASSES_SECONDS,
         )
         return figures, "queued"
 
     def walls(self, call: Call, budget_seconds: float) -> Figures:
         """From the call until this rank's GPU is done."""
-        bursts = functools.partial(Bursts, stats.LATENCY_TOLERANCE)
+        bursts = functools.partial(Bursts, stats.LATENCY_TOLERANCE, rest_from=SHARED_REST_FROM)
         return self._figures(call, self.wait, budget_seconds, bursts, mode="per_call")
 
 

@@ -40,8 +40,6 @@ BURST_SECONDS, PAUSE_SECONDS = 0.75, 0.35
 Of load, and of idleness before each burst of it. Together they are longer than the second over
 which a GPU averages its power, so that the average stays below its limit.
 """
-SHORT_SECONDS = 20e-3
-"""Enough samples of operations shorter than that are taken within one burst, without a pause."""
 SPIN_MIN_SECONDS = 1e-3
 SPIN_MAX_SECONDS = 60e-3
 RETRIES = 8
@@ -190,13 +188,13 @@ class Bursts(Sampler):
 
     Args:
         sleep: Waits so many seconds; pauses are no part of the budget.
-        operation: Seconds of one, where samples are none of them: of several GPUs at once, say,
-            a sample is the inverse of the sum of their rates. None: samples are.
+        rest_from: Samples shorter than that begin without a pause, where the load before them
+            and a burst together stay below the power limit.
     """
 
     least: ClassVar[int] = 6
     sleep: Callable[[float], None] = time.sleep
-    operation: float | None = None
+    rest_from: float = 0.0
     _counts: list[bool] = field(default_factory=list, init=False)
     _paused: float = field(default=0.0, init=False)
     _burst: float | None = field(default=None, init=False)
@@ -255,8 +253,7 @@ class Bursts(Sampler):
             self.stop_reason = self._why_stop()
         self._last = now
         if ends and self.stop_reason is None:
-            short = (sample if self.operation is None else self.operation) < SHORT_SECONDS
-            self._pause(0.0 if self._burst is None and short else PAUSE_SECONDS)
+            self._pause(0.0 if self._burst is None and sample < self.rest_from else PAUSE_SECONDS)
 
     def timed(self, operations: int = 1) -> Timed:
         """
@@ -293,13 +290,13 @@ class Bursts(Sampler):
         return super()._spent() - self._paused
 
 
-def bursts_seconds(sample: float, operation: float, budget: float) -> float:
+def bursts_seconds(sample: float, budget: float, rests: bool = True) -> float:
     """
     About how long :class:`Bursts` take, pauses included.
 
     Args:
         sample: Seconds of one.
-        operation: Seconds of an operation, of which a sample may have several.
+        rests: Whether the first burst follows a pause, too.
     """
     settling, each = 0.0, 1
     if 2 * sample <= BURST_SECONDS:
@@ -308,7 +305,7 @@ def bursts_seconds(sample: float, operation: float, budget: float) -> float:
     wanted = min(stats.N_MIN, int((budget - settling) / sample))
     count = max(Bursts.least, wanted)
     bursts = math.ceil(count / each)
-    pauses = bursts - (operation < SHORT_SECONDS)
+    pauses = bursts - (not rests)
     return sample + pauses * PAUSE_SECONDS + bursts * settling + count * sample
 
 
