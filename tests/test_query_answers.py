@@ -27,6 +27,8 @@ from storing import begin, cell, host, reading, run
 from topobench.db import schema
 from topobench.db.engine import writing
 from topobench.db.store import Store
+from topobench.effects import benches, compared
+from topobench.reading import Arm, Binding
 
 COPIES = {key: copy_speed(key, 3) for key in HOSTS}
 LARGE = '{"bytes":67108864,"direction":"h2d","memory":"pinned"}'
@@ -441,3 +443,37 @@ def test_what_hosts_measured_together_is_no_host_s_own(tmp_path: Path) -> None:
             assert sorted(map(tuple, latest)) == [("a", 2), ("b", 2), ("c", 2)]
             for view in ("v_peer", "v_straggler"):
                 assert connection.execute(sa.text(f"SELECT * FROM {view}")).all() == []
+
+
+def test_views_of_arms_pair_the_workers_that_effects_pairs(store_url: str) -> None:
+    """Of eight blocks one is of workers that chose different kernels, which halves the speed."""
+    local = Arm(Binding("local"), "auto")
+    others = {
+        "v_numa_tax": (Arm(Binding("remote"), "auto"), "tax", 0.8),
+        "v_ring_gain": (Arm(Binding("local"), "best"), "gain", 1.1),
+        "v_env_gain": (Arm(Binding("local"), "auto", env_name="p2p_off"), "gain", 0.9),
+    }
+    factors = {local.name: 1.0} | {arm.name: factor for arm, _, factor in others.values()}
+    planned = [
+        replace(cell(process_no=n, devices=["GPU-0"]), arm=arm, block=n)
+        for n in range(8)
+        for arm in (local, *(arm for arm, _, _ in others.values()))
+    ]
+    with Store.open(store_url) as store:
+        sweep = begin(store, *planned, hosts=[host(gpus=1)])
+        for each in planned:
+            alone = each.block == 3 and each.arm != local
+            chosen = {"attention": "math" if alone else "flash"} if each.block else {}
+            speed = factors[each.arm.name] * (1e9 + each.block * 1e8) / (2 if alone else 1)
+            store.put_run(run(each, reading(speed), conditions=chosen))
+        (bench,) = benches(store.sweep_document(sweep)["cells"])
+        with store.engine.connect() as connection:
+            for view, (arm, name, factor) in others.items():
+                text = f"SELECT n_pairs, {name}_ratio, {name}_lo, {name}_hi FROM {view}"
+                (row,) = connection.execute(sa.text(text)).all()
+                found = compared(bench, local.name, arm.name)
+                assert row[0] == found.n_b == 7, view
+                assert (
+                    row[1:] == (near(abs(factor - 1)) if name == "tax" else near(factor - 1),) * 3
+                )
+                assert abs(row[1]) == near(abs(found.effect_ratio)), view

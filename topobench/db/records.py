@@ -168,7 +168,14 @@ def run_row(run: Run, status: Status, reason: Reason | None) -> Row:
         "started_unix_seconds": unix_seconds(started),
         "duration_seconds": duration if duration is not None and duration >= 0 else None,
         "digest": run_digest(run),
+        "attention": _attention(run.conditions),
     }
+
+
+def _attention(conditions: Mapping[str, Any]) -> str | None:
+    """The kernel of attention that a worker chose; views pair none that chose another."""
+    chosen = conditions.get("attention")
+    return None if chosen is None else clean_text(str(chosen))
 
 
 def run_digest(run: Run) -> str:

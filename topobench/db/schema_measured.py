@@ -218,6 +218,7 @@ run = Table(
     Column("started_unix_seconds", Number, nullable=False),
     Column("duration_seconds", Number),
     Column("digest", Text, nullable=False),
+    Column("attention", Text),
     Index(None, "series_id", "sweep_id"),
     _one_of("status", STATUSES),
 )

@@ -2,9 +2,10 @@
 Views that compare arms on the same devices: bindings with ``local``, rings with NCCL's own.
 
 Two arms are compared process by process: those with equal number and block ran side by side
-in one sweep, so a drift between them cancels. The same rule as in v_latest gives intervals:
-of one pair by the ends of its own intervals (``within``), from six pairs on the smallest and
-the largest effect (``between``).
+in one sweep, so a drift between them cancels. Workers that chose different kernels of attention
+are no pair, as in topobench.effects. The same rule as in v_latest gives intervals: of one pair by
+the ends of its own intervals (``within``), from six pairs on the smallest and the largest effect
+(``between``).
 
 The minimum detectable effect is 1.65 times half that range. An interval of six effects
 excludes 0 when all lie on one side; normal effects do so with probability 0.9 if their
@@ -53,6 +54,7 @@ WITH arms AS (
     WHERE rt.series_id = x.series_id AND rt.sweep_id = x.sweep_id AND c.id = rt.cell_id
         AND rr.series_id = x.reference_id AND rr.sweep_id = x.sweep_id
         AND cr.id = rr.cell_id AND cr.process_no = c.process_no AND cr.block = c.block
+        AND coalesce(rr.attention, '') = coalesce(rt.attention, '')
         AND dt.run_id = rt.id AND dr.run_id = rr.id
         AND dr.metric_id = dt.metric_id AND dr.point = dt.point AND m.id = dt.metric_id
         AND rt.status IN ('ok', 'partial') AND rr.status IN ('ok', 'partial')

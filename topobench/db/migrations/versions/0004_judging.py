@@ -1,6 +1,8 @@
 """
 Judging: host settings as columns, times of changes in seconds, what schedules last did.
 
+And the kernel of attention that a worker chose, taken from the conditions of its run.
+
 Revision: 0004.
 """
 
@@ -48,6 +50,8 @@ def upgrade() -> None:
     for name in ("purpose", "limit_on"):
         op.add_column("slo_window", sa.Column(name, sa.Text()))
     op.add_column("slo_window", sa.Column("valid", sa.SmallInteger()))
+    op.add_column("run", sa.Column("attention", sa.Text()))
+    _tell_attention()
     op.create_index(op.f("ix_night_rollup_day"), "night_rollup", ["day"])
     op.create_table(
         "schedule_state",
@@ -62,4 +66,17 @@ def upgrade() -> None:
         sa.Column("message", sa.Text()),
         sa.Column("findings", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("cluster", "schedule", name=op.f("pk_schedule_state")),
+    )
+
+
+def _tell_attention() -> None:
+    """Only topobench's own words are read: canonical JSON, a text under the key."""
+    chosen = (
+        "d.conditions::json ->> 'attention'"
+        if op.get_bind().dialect.name == "postgresql"
+        else "CASE WHEN json_valid(d.conditions) THEN json_extract(d.conditions, '$.attention') END"
+    )
+    op.execute(
+        f"UPDATE run SET attention = (SELECT {chosen} FROM run_detail d WHERE d.run_id = run.id)"
+        ' WHERE id IN (SELECT run_id FROM run_detail WHERE conditions LIKE \'%"attention":"%\')'
     )
