@@ -526,6 +526,16 @@ class TestPairs:
         assert arm.binding.cpu_nodes == (0, 1)
         assert arm.rank_bindings == ()
 
+    def test_one_gpu_has_none_to_reduce_with_and_its_cpus_are_measured_if_asked_for(self) -> None:
+        """Processes that exchange bytes through memory say nothing of a host with a GPU."""
+        place = host(small(cpus=16, gpus=[gpu(0)]))
+        (cell,) = make_plan(configured(probes="all_reduce"), [place], seed=1).cells
+        assert cell.status is Status.SKIPPED
+        assert str(cell.reason) == "needs_2_gpus: needs 2 GPUs, 1 usable"
+        asked = configured(probes="all_reduce", sets=("all_reduce.backend=gloo",))
+        cells = planned(make_plan(asked, [place], seed=1).cells)
+        assert {(c.devices, c.ranks) for c in cells} == {((), 2), ((), 4)}
+
     def test_one_gpu_has_no_pair(self) -> None:
         assert reasons(self.plan(1).cells) == [
             ("peer", "none", Status.SKIPPED, ReasonCode.NEEDS_2_GPUS)

@@ -142,9 +142,9 @@ class TestMig:
         copies = {c.devices for c in planned(plan.cells) if c.case.probe == "host_to_device"}
         assert copies == {(place.gpus[1].key,), (place.gpus[2].key,)}
 
-    def test_processes_on_cpus_still_run_a_collective(self) -> None:
-        place = self.sliced()
-        cells = make_plan(configured(probes="all_reduce"), [host(place)], seed=1).cells
+    def test_processes_on_cpus_run_a_collective_that_asks_for_them(self) -> None:
+        place, asked = self.sliced(), ("all_reduce.backend=gloo",)
+        cells = make_plan(configured(probes="all_reduce", sets=asked), [host(place)], seed=1).cells
         assert {(c.devices, c.ranks) for c in planned(cells)} == {((), 2), ((), 4)}
 
     def test_a_slice_is_selected_by_the_start_of_its_uuid(self) -> None:

@@ -225,7 +225,11 @@ class _Layout:
         return list(found.values())
 
     def _gangs(self, choices: Sequence[Choice]) -> Iterator[Cell]:
-        """Collectives: one rank for each GPU where there are several, else CPU processes."""
+        """
+        Collectives: one rank for each GPU; CPU processes on a host without, or where asked for.
+
+        What processes exchange through memory says nothing of a host that has GPUs, be it one.
+        """
         benches: dict[Any, _Bench] = {}
         for choice in choices:
             if choice.sharing:
@@ -244,18 +248,13 @@ class _Layout:
                     in_rings = choice.probe.arms is Arms.GANG
                     bench = _Bench(whole, len(whole), rings=in_rings, env_arms=True)
                     yield from self._gang(choice, bench, benches)
-                sliced = lack is not None and lack.reason.code is ReasonCode.MIG
-                if not on_gpus or (sliced and backend == "auto"):
+                else:
                     yield from self._cpu_gangs(choice, benches)
         yield from self._benches(list(benches.values()))
 
     def _gpus_expected(self) -> bool:
         """Whether a collective belongs on GPUs here, working or not."""
-        if self.gpus.lack is not None:
-            failing = self.gpus.lack.status is Status.FAILED
-            return failing and len(self.host.topology.gpus) > 1
-        selected = len(self.gpus.usable) + len(self.gpus.broken)
-        return selected > 1 or len(self.gpus.whole) < len(self.gpus.usable)
+        return self.gpus.lack is None or self.gpus.lack.reason.code is not ReasonCode.NO_GPU
 
     def _cpu_gangs(self, choice: Choice, benches: dict[Any, _Bench]) -> Iterator[Cell]:
         for ranks in choice.gang_sizes():

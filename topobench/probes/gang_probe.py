@@ -80,7 +80,7 @@ class GangProbe:
         "auto",
         kind=Kind.CHOICE,
         choices=("auto", "gloo", "nccl"),
-        help="library; auto is nccl where the cell has GPUs, else gloo, as the planner decides",
+        help="library; auto is nccl on hosts with GPUs, gloo on others",
     )
     hosts: str = parameter(
         "one",

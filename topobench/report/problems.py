@@ -23,7 +23,7 @@ LOG_LINES = 3
 
 _ENABLED_BY = {
     ReasonCode.NO_GPU: "a host with an NVIDIA GPU and its driver",
-    ReasonCode.NEEDS_2_GPUS: "a host with two or more GPUs",
+    ReasonCode.NEEDS_2_GPUS: "a host with two or more GPUs; backend: gloo for its CPUs",
     ReasonCode.NEEDS_2_HOSTS: "two or more hosts (ray.address in the cluster file)",
     ReasonCode.NEEDS_2_CPUS: "more usable CPUs",
     ReasonCode.NO_BINARY: "installing the program named",
