@@ -35,6 +35,7 @@ BODIES = {
     ("import", "nccl-tests"): ("import_results", ["out.txt"]),
     ("import", "nvbandwidth"): ("import_results", ["out.txt"]),
     ("db", "info"): ("db_info", []),
+    ("db", "check"): ("upkeep.db_check", []),
     ("db", "upgrade"): ("upkeep.db_upgrade", []),
     ("db", "import"): ("upkeep.db_import", ["spool"]),
     ("db", "export"): ("upkeep.db_export", ["out"]),

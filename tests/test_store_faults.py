@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sqlite3
@@ -18,8 +19,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from documents import check as check_document
 from postgres import Server
-from storing import at, at_revision, begin, cell, count, host, reading, run
+from storing import LATENCY, at, at_revision, begin, cell, count, host, reading, run
 from topobench import cli
 from topobench.db import look, migrate, schema
 from topobench.db.engine import make_engine, parse_url, writing
@@ -326,7 +328,10 @@ def test_a_value_edited_by_hand_is_named_with_its_place(
         ("UPDATE cell SET process_no = 9e999", "holds 'inf' where a whole number belongs"),
         ("UPDATE reading SET point = '-5'", "point holds '-5' where a JSON text belongs"),
         ("UPDATE cell SET status = x'01'", "status holds .* where a text belongs"),
-        ("UPDATE arm SET id = -5", "table series, row 1 belongs to a row of arm that is not there"),
+        (
+            "UPDATE arm SET id = -5",
+            "table series, row id 1, column arm_id holds '1' where the id of a row of arm belongs",
+        ),
     ],
 )
 def test_what_else_a_hand_may_write_is_named_too(
@@ -337,12 +342,90 @@ def test_what_else_a_hand_may_write_is_named_too(
         begin(store, planned, hosts=[host(gpus=1)])
         store.put_run(run(planned, reading(7.0)))
     assert blame(sqlite_store_url) is None
-    with contextlib.closing(sqlite3.connect(sqlite_store_url.removeprefix("sqlite:///"))) as file:
+    by_hand(sqlite_store_url, change)
+    with pytest.raises(StoreError, match=told):
+        raise blame(sqlite_store_url) or AssertionError("nobody noticed")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("reading SET metric_id = 'm' WHERE seq = 1", ("reading", "run_id 1, seq 1", "metric")),
+        ("reading SET run_id = 77 WHERE seq = 1", ("reading", "run_id 77, seq 1", "run")),
+        ("run SET cell_id = 77", ("run", "id 1", "cell")),
+        ("run SET sweep_id = x'01'", ("run", "id 1", "sweep")),
+        ("cell SET series_id = 1.5", ("cell", "id 1", "series")),
+        ("series SET host_id = '5 or so'", ("series", "id 1", "host")),
+    ],
+)
+def test_a_key_that_leads_nowhere_is_told_where_rows_would_be_missing(
+    sqlite_store_url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: str,
+    told: tuple[str, str, str],
+) -> None:
+    """By whatever reads them; what was asked for is not answered without them."""
+    planned = cell()
+    with Store.open(sqlite_store_url) as store:
+        sweep = begin(store, planned, hosts=[host(gpus=1)])
+        store.put_run(run(planned, reading(7.0), reading(8.0, metric=LATENCY)))
+        store.end_sweep(sweep, ended_at=at(60))
+    by_hand(sqlite_store_url, f"UPDATE {change}")
+    table, row, other = told
+    place = f"table {table}, row {row}, column {other}_id holds"
+    for command, code in (
+        (["report"], 1),
+        (["report", "--html", str(tmp_path / "x.html")], 1),
+        (["query", "latest"], 1),
+        (["check"], 3),
+        (["compare", "latest", "latest"], 2),
+        (["db", "export", str(tmp_path / "out")], 1),
+        (["db", "check"], 1),
+    ):
+        assert cli.main([*command, "--store", sqlite_store_url]) == code, command
+        text = "".join(capsys.readouterr())
+        assert place in " ".join(text.split()), command
+        assert f"where the id of a row of {other} belongs" in " ".join(text.split()), command
+
+
+def test_db_check_lists_what_a_hand_wrote_by_column(
+    sqlite_store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In its JSON with the first row of each, and how many there are; a sound store has none."""
+    planned = cell(), cell()
+    with Store.open(sqlite_store_url) as store:
+        begin(store, *planned, hosts=[host(gpus=1)])
+        for each in planned:
+            store.put_run(run(each, reading(7.0)))
+    command = ["db", "check", "--format", "json", "--store", sqlite_store_url]
+    assert cli.main(command) == 0
+    sound = json.loads(capsys.readouterr().out)
+    check_document(sound, "db-check")
+    assert (sound["status"], sound["data"]["problems"]) == ("ok", [])
+    by_hand(sqlite_store_url, "UPDATE reading SET metric_id = 'm', median = 'fast'")
+    by_hand(sqlite_store_url, "UPDATE run SET environment_id = 9 WHERE id = 2")
+    assert cli.main(command) == 1
+    found = json.loads(capsys.readouterr().out)
+    check_document(found, "db-check")
+    kept = ("table", "row", "column", "value", "belongs", "rows")
+    assert found["status"] == "edited"
+    assert [tuple(problem[k] for k in kept) for problem in found["data"]["problems"]] == [
+        ("run", {"id": 2}, "environment_id", "9", "the id of a row of environment", 1),
+        (
+            *("reading", {"run_id": 1, "seq": 0}, "metric_id", "m"),
+            *("the id of a row of metric", 2),
+        ),
+        ("reading", {"run_id": 1, "seq": 0}, "median", "fast", "a number", 2),
+    ]
+
+
+def by_hand(url: str, change: str) -> None:
+    """Change a SQLite store as its own shell does, which looks at no key."""
+    with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
         file.execute("PRAGMA ignore_check_constraints = ON")
         file.execute(change)
         file.commit()
-    with pytest.raises(StoreError, match=told):
-        raise blame(sqlite_store_url) or AssertionError("nobody noticed")
 
 
 def test_infinity_is_no_median_of_a_document(sqlite_store_url: str) -> None:

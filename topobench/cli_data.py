@@ -242,6 +242,23 @@ def db_info(*, store: StoreOption = None, output: FormatOption = Format.TABLE) -
     return emit("db-info", commands.db_info(store_url(store)), output.value)
 
 
+@db_app.command("check")
+def db_check(*, store: StoreOption = None, output: FormatOption = Format.TABLE) -> int:
+    """
+    Look through the whole database for what a hand wrote and topobench would not.
+
+    Values that are not of their column, and keys that lead to no row, which leave rows out of
+    every answer. PostgreSQL takes neither.
+
+    \b
+    Example:
+      topobench db check --store sqlite:///topobench.db
+    """
+    from topobench import upkeep
+
+    return emit("db-check", upkeep.db_check(store_url(store)), output.value)
+
+
 @db_app.command("upgrade")
 def db_upgrade(*, store: StoreOption = None, output: FormatOption = Format.TABLE) -> int:
     """

@@ -317,13 +317,14 @@ def report(store_url: str, sweep_id: str, as_of: str | None = None) -> Outcome:
     Args:
         as_of: Nothing younger counts: neither sweeps for ``latest`` nor verdicts.
     """
-    from topobench.db import selecting, verdicts
+    from topobench.db import look, selecting, verdicts
     from topobench.db.store import Store
     from topobench.report.text import render_sweep
 
     with Store.open(store_url, create=False, read_only=True) as store:
         until = None if as_of is None else selecting.moment(as_of)
         found = store.resolve_sweep(sweep_id, until)
+        look.check_keys(store, found)
         document, judged = store.sweep_document(found), verdicts.overall(store, found, until)
     outcome = _sweep_outcome(document, None)
     return replace(outcome, draw=lambda: render_sweep(document, verdicts=judged))

@@ -75,8 +75,9 @@ def sight_of(
     from topobench.db import look
     from topobench.report.page import Sight
 
-    document = store.sweep_document(store.resolve_sweep(sweep, until), host=host)
-    found = document["sweep"]["id"]
+    found = store.resolve_sweep(sweep, until)
+    look.check_keys(store, found)
+    document = store.sweep_document(found, host=host)
     return Sight(
         document,
         look.topologies(store, found, None if host is None else [host]),

@@ -31,6 +31,28 @@ def db_upgrade(store_url: str) -> Outcome:
     return Outcome(data, lambda: render_facts(data))
 
 
+def db_check(store_url: str) -> Outcome:
+    """What of a store was not written by topobench: by table and column, with the first row."""
+    from topobench.db.engine import reading
+    from topobench.db.store import Store
+    from topobench.db.strays import all_strays
+    from topobench.report.tables_text import render_facts
+
+    with (
+        Store.open(store_url, create=False, read_only=True) as store,
+        reading(store.engine) as connection,
+    ):
+        found = all_strays(connection)
+        data = {"url": store.url, "problems": [{**asdict(s), "text": str(s)} for s in found]}
+    shown = {**data, "problems": [str(s) for s in found]}
+    return Outcome(
+        data,
+        lambda: render_facts(shown),
+        exit_code=1 if found else 0,
+        status="edited" if found else "ok",
+    )
+
+
 def db_import(store_url: str, place: str, *, as_cluster: str | None = None) -> Outcome:
     """
     Bring a spool or another store in; what is there already changes nothing.

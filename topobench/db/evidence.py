@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from topobench.db import schema
+from topobench.db import loose, schema
 from topobench.db.columns import parse_time, time_text
 from topobench.db.engine import reading
 from topobench.db.evidence_hosts import Window, day_of, hosts_of
@@ -77,6 +77,7 @@ def load(store: Store, sweep: str, as_of: str | None, policy: Policy) -> Loaded:
     """
     with reading(store.engine) as connection:
         window = _window(connection, sweep, as_of, policy)
+        loose.check_keys(connection, window.sweep.id)
         hosts, ids = hosts_of(connection, window)
         columns = _readings(connection, window)
         series = _series(connection, window, columns)

@@ -71,7 +71,7 @@ def export_parquet(store: Store, folder: Path) -> Exported:
     Raises:
         UsageError: The folder holds something already.
         StoreError: pyarrow is not installed, the folder can't be written to, or the store holds
-            a text where numbers belong.
+            a text where numbers belong, or a key that leads nowhere.
     """
     parquet = _parquet()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -84,6 +84,7 @@ def export_parquet(store: Store, folder: Path) -> Exported:
             reading(store.engine) as connection,
             contextlib.closing(_rows(connection)) as found,
         ):
+            strays.check_whole(connection)
             for partition, rows in itertools.groupby(found, key=_place):
                 file = (
                     Path(*(f"{k}={quote(v, safe='')}" for k, v in partition)) / "readings.parquet"

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from topobench.db import schema
+from topobench.db import loose, schema
 from topobench.db.engine import reading
 from topobench.db.find import find_sweep
 from topobench.db.store import Store
@@ -16,6 +16,17 @@ from topobench.db.verdicts import standing
 from topobench.verdict_words import OVERALL, Level, worst
 
 Document = dict[str, Any]
+
+
+def check_keys(store: Store, sweep: str) -> None:
+    """
+    Look at the keys of what is to be told of a sweep.
+
+    Raises:
+        StoreError: A hand edited one so that rows would be missing; the message says where.
+    """
+    with reading(store.engine) as connection:
+        loose.check_keys(connection, find_sweep(connection, sweep).id)
 
 
 def topologies(store: Store, sweep: str, hosts: Sequence[str] | None = None) -> Document:

@@ -24,7 +24,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from topobench import units
-from topobench.db import samples, strays
+from topobench.db import loose, samples, strays
 from topobench.db.columns import parse_time, time_text
 from topobench.db.engine import reading
 from topobench.db.readonly import Answer, plain
@@ -120,7 +120,8 @@ def run_query(
 
     Raises:
         UsageError: No such query or parameter, or a value that does not parse.
-        StoreError: A text stands where a number belongs; the message says where.
+        StoreError: A text stands where a number belongs, or a key leads nowhere; the message says
+            where.
     """
     query = load(name)
     given = dict(params or {})
@@ -132,6 +133,7 @@ def run_query(
         columns: Sequence[str] = tuple(result.keys())
         rows: samples.Rows = result.all()
         strays.check_answer(connection, columns, rows)
+        loose.check_keys(connection)
     if samples.are_packed(columns):
         columns, rows = samples.spread(columns, rows)
     return Answer(tuple(columns), tuple(tuple(map(plain, r)) for r in rows))

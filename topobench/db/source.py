@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from topobench.compare_select import Selector
-from topobench.db import measured, schema, selecting
+from topobench.db import loose, measured, schema, selecting
 from topobench.db.document import sweep_document, sweep_summary
 from topobench.db.engine import hurried, reading
 from topobench.db.find import find_sweep
@@ -71,12 +71,13 @@ def opened(url: str) -> Iterator[Source]:
     Open a store for judging.
 
     Raises:
-        StoreError: As :meth:`Store.open`.
+        StoreError: As :meth:`Store.open`, and :func:`loose.check_keys`.
     """
     with (
         Store.open(url, create=False, read_only=True) as store,
         reading(store.engine) as connection,
     ):
+        loose.check_keys(connection)
         yield Source(connection, store.url)
 
 

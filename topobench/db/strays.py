@@ -1,8 +1,8 @@
 """
 Finds values that are not of their column: SQLite keeps whatever a hand writes.
 
-And rows that lead nowhere. topobench writes none of either; PostgreSQL takes none. A whole store
-is looked through, so only where something has already gone wrong, or a value looks as if it had.
+topobench writes none of them; PostgreSQL takes none. A whole store is looked through, so only where
+something has already gone wrong, or a value looks as if it had.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,11 +19,11 @@ from sqlalchemy import Connection, Table
 from topobench.db import schema
 from topobench.db.columns import JsonText, UtcTime
 from topobench.db.engine import make_engine, mask_url, parse_url, reading, sqlite_path
+from topobench.db.loose import loose
+from topobench.db.stray_words import Stray
 from topobench.errors import StoreError
 
-_LONGEST = 40
 _WHOLE = (sa.Integer, sa.BigInteger, sa.Boolean)
-_EDITED = "topobench did not write that: put it right, or restore a copy from before it was edited"
 
 
 def blame(url: str) -> StoreError | None:
@@ -35,20 +35,49 @@ def blame(url: str) -> StoreError | None:
     engine = make_engine(parsed, read_only=True)
     try:
         with reading(engine) as connection:
-            return stray(connection) or _led_nowhere(connection)
+            return edited(connection)
     finally:
         engine.dispose()
 
 
+def all_strays(connection: Connection) -> list[Stray]:
+    """Everything in a store that topobench did not write, by table and column."""
+    keys = list(loose(connection))
+    told = {(s.table, s.column) for s in keys}
+    return keys + [s for s in values(connection) if (s.table, s.column) not in told]
+
+
+def edited(connection: Connection) -> StoreError | None:
+    """The error that names the first value, or key, that topobench did not write; None if none."""
+    return stray(connection) or _error(connection, next(loose(connection), None))
+
+
+def check_whole(connection: Connection) -> None:
+    """
+    Look at every key of a store whose rows are all to be told.
+
+    Raises:
+        StoreError: One leads nowhere; the message says where it stands.
+    """
+    found = _error(connection, next(loose(connection), None))
+    if found is not None:
+        raise found
+
+
 def stray(connection: Connection) -> StoreError | None:
     """The error that names the first value that is not of its column; None if there is none."""
-    if connection.dialect.name != "sqlite":
-        return None
-    for table in schema.metadata.sorted_tables:
-        found = _stray_of(connection, table)
-        if found is not None:
-            return StoreError(f"{mask_url(connection.engine.url)}: {found}")
-    return None
+    return _error(connection, next(values(connection), None))
+
+
+def values(connection: Connection) -> Iterator[Stray]:
+    """The first value of each column that is not of it, and how many there are."""
+    if connection.dialect.name == "sqlite":
+        for table in schema.metadata.sorted_tables:
+            yield from _strays_of(connection, table)
+
+
+def _error(connection: Connection, found: Stray | None) -> StoreError | None:
+    return None if found is None else StoreError(f"{mask_url(connection.engine.url)}: {found}")
 
 
 def check_numbers(connection: Connection, values: Iterable[Any]) -> None:
@@ -90,35 +119,18 @@ _OF_NUMBERS = re.compile(
 """Columns that never mean to hold text; ``at_lo`` and ``at_hi`` are times."""
 
 
-def _stray_of(connection: Connection, table: Table) -> str | None:
+def _strays_of(connection: Connection, table: Table) -> Iterator[Stray]:
     keys = list(table.primary_key.columns)
     wrong = {c: w for c in table.columns if (w := _wrong(c)) is not None}
-    as_kept = [sa.type_coerce(c, sa.types.NullType()) for c in (*keys, *wrong)]
-    told = [sa.case((clause, 1), else_=0) for _, clause in wrong.values()]
+    told = [sa.func.sum(sa.case((clause, 1), else_=0)) for _, clause in wrong.values()]
     any_wrong = sa.or_(sa.false(), *(clause for _, clause in wrong.values()))
-    row = connection.execute(sa.select(*as_kept, *told).where(any_wrong).limit(1)).first()
-    if row is None:
-        return None
-    at = tuple(row[len(keys) + len(wrong) :]).index(1)
-    column, (kind, _) = list(wrong.items())[at]
-    place = ", ".join(f"{k.name} {value}" for k, value in zip(keys, row, strict=False))
-    return (
-        f"table {table.name}, row {place}, column {column.name} holds "
-        f"{str(row[len(keys) + at])[:_LONGEST]!r} where a {kind} belongs; {_EDITED}"
-    )
-
-
-def _led_nowhere(connection: Connection) -> StoreError | None:
-    """The error that names the first row whose other row is not there; None if all are."""
-    found = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
-    if found is None:
-        return None
-    table, row, other, _ = found
-    which = "a row" if row is None else f"row {row}"
-    return StoreError(
-        f"{mask_url(connection.engine.url)}: table {table}, {which} belongs to a row of {other} "
-        f"that is not there; {_EDITED}"
-    )
+    counts = connection.execute(sa.select(*told).where(any_wrong)).one() if told else ()
+    for (column, (belongs, clause)), count in zip(wrong.items(), counts, strict=True):
+        if count:
+            shown = [sa.type_coerce(c, sa.types.NullType()) for c in (*keys, column)]
+            row = connection.execute(sa.select(*shown).where(clause).limit(1)).one()
+            place = dict(zip((k.name for k in keys), row, strict=False))
+            yield Stray(table.name, place, column.name, str(row[-1]), belongs, count)
 
 
 def _wrong(column: sa.Column[Any]) -> tuple[str, sa.ColumnElement[bool]] | None:
@@ -126,15 +138,15 @@ def _wrong(column: sa.Column[Any]) -> tuple[str, sa.ColumnElement[bool]] | None:
     kept = sa.type_coerce(column, sa.types.NullType())
     kind = sa.func.typeof(kept)
     if isinstance(column.type, _WHOLE):
-        return "whole number", kind.not_in(("integer", "null"))
+        return "a whole number", kind.not_in(("integer", "null"))
     if isinstance(column.type, sa.Float):
         infinite = sa.func.abs(kept) > sys.float_info.max
-        return "number", sa.or_(kind.in_(("text", "blob")), infinite)
+        return "a number", sa.or_(kind.in_(("text", "blob")), infinite)
     if isinstance(column.type, UtcTime):
-        return "time", kept.op("NOT GLOB")("[0-9]*-[0-9]*-[0-9]*T[0-9]*:[0-9]*:[0-9]*Z")
+        return "a time", kept.op("NOT GLOB")("[0-9]*-[0-9]*-[0-9]*T[0-9]*:[0-9]*:[0-9]*Z")
     if isinstance(column.type, JsonText) or column.name in ("point", "params"):
         whole = sa.case((sa.func.json_valid(kept) == 1, sa.func.json_type(kept)), else_="")
-        return "JSON text", sa.and_(kept.is_not(None), whole.not_in(("object", "array")))
+        return "a JSON text", sa.and_(kept.is_not(None), whole.not_in(("object", "array")))
     if isinstance(column.type, sa.Text):
-        return "text", kind == "blob"
+        return "a text", kind == "blob"
     return None

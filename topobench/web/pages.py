@@ -239,6 +239,7 @@ def _figures(site: Site, sweep_id: str, status: str, key: str) -> str:
         from topobench.db import look
 
         store = site.store()
+        look.check_keys(store, sweep_id)
         sight = Sight(
             store.sweep_document(sweep_id, host=key),
             look.topologies(store, sweep_id, [key]),

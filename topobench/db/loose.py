@@ -1,0 +1,119 @@
+"""
+Finds rows whose keys lead nowhere: joins leave them out of answers without a word.
+
+SQLite keeps whatever a hand writes into a key; PostgreSQL takes none. To look through a whole
+store of a million readings takes a second, so answers look at what they rest on: tables that stay
+small, and of runs the newest, and those of the sweep that is told of.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Table
+
+from topobench.db import schema
+from topobench.db.engine import mask_url
+from topobench.db.stray_words import Stray
+from topobench.errors import StoreError
+
+RUNS, SWEEPS = 10_000, 30
+"""So many of the newest are looked at for every answer."""
+
+_FIRST = f"(SELECT max(id) FROM run) - {RUNS}"
+_NEWEST = {
+    "cell": f"id > (SELECT max(id) FROM cell) - {RUNS}",
+    "run": f"id > {_FIRST}",
+    "run_id": f"run_id > {_FIRST}",
+    "sweep_id": f"sweep_id > (SELECT max(id) FROM sweep) - {SWEEPS}",
+    "night_rollup": f"day >= (SELECT day FROM run WHERE id > {_FIRST} ORDER BY id LIMIT 1)",
+}
+_OF_SWEEP = {
+    "cell": "sweep_id = :id OR id IN (SELECT cell_id FROM run WHERE sweep_id = :id)",
+    "run": "sweep_id = :id OR cell_id IN (SELECT id FROM cell WHERE sweep_id = :id)",
+    "run_id": "run_id IN (SELECT id FROM run WHERE sweep_id = :id)",
+    "sweep_id": "sweep_id = :id",
+    "night_rollup": "1 = 0",
+}
+"""
+Which rows of a table that grows with every run: by its name, else by the column it has.
+
+Rows of a sweep are found from both ends, since either may have been edited.
+"""
+
+
+def check_keys(connection: Connection, sweep_id: int | None = None) -> None:
+    """
+    Look at the keys of the rows that an answer rests on.
+
+    Args:
+        sweep_id: Of the sweep that is told of, if it is one.
+
+    Raises:
+        StoreError: One leads nowhere; the message says where it stands, and what to do.
+    """
+    if connection.dialect.name != "sqlite":
+        return
+    for within in (_NEWEST,) if sweep_id is None else (_NEWEST, _OF_SWEEP):
+        for table in _TABLES:
+            found = next(_loose_of(connection, table, _limits(table, within), sweep_id), None)
+            if found is not None:
+                raise StoreError(f"{mask_url(connection.engine.url)}: {found}")
+
+
+def loose(connection: Connection) -> Iterator[Stray]:
+    """Every column of a whole store with keys that lead nowhere."""
+    if connection.dialect.name != "sqlite":
+        return
+    for table in _TABLES:
+        # Quicker than ours, and cannot say in which column.
+        if connection.exec_driver_sql(f"PRAGMA foreign_key_check({table.name})").first():
+            yield from _loose_of(connection, table)
+
+
+_TABLES = [t for t in schema.metadata.sorted_tables if t.foreign_keys]
+
+
+def _limits(table: Table, within: Mapping[str, str]) -> str:
+    """Which rows of a table, as the beginning of a condition."""
+    kind = next((k for k in (table.name, *table.c.keys()) if k in within), None)
+    return "" if kind is None else f"({within[kind]}) AND "
+
+
+def _loose_of(
+    connection: Connection, table: Table, limits: str = "", sweep_id: int | None = None
+) -> Iterator[Stray]:
+    given = {"id": sweep_id}
+    conditions = _nowhere(table.name)
+    anywhere = f"{limits}({' OR '.join(conditions.values())})"
+    if connection.exec_driver_sql(f"SELECT 1 FROM {table.name} WHERE {anywhere}", given).first():
+        for name, condition in conditions.items():
+            keys = list(table.primary_key.columns.keys())
+            shown = ", ".join(f'"{column}"' for column in (*keys, name))
+            query = f"SELECT {shown} FROM {table.name} WHERE {limits}{condition} LIMIT 1"
+            row = connection.exec_driver_sql(query, given).first()
+            if row is not None:
+                yield _told(connection, table, name, dict(zip(keys, row, strict=False)), row[-1])
+
+
+def _told(
+    connection: Connection, table: Table, name: str, row: Mapping[str, Any], value: Any
+) -> Stray:
+    count = f"SELECT count(*) FROM {table.name} WHERE {_nowhere(table.name)[name]}"
+    other = next(iter(table.c[name].foreign_keys)).column.table.name
+    rows = connection.exec_driver_sql(count).scalar_one()
+    return Stray(table.name, row, name, str(value), f"the id of a row of {other}", rows)
+
+
+@functools.cache
+def _nowhere(name: str) -> Mapping[str, str]:
+    """Column that leads to another row -> the condition that there is none."""
+    found = {}
+    for column in schema.metadata.tables[name].columns:
+        for key in column.foreign_keys:
+            here, there = f'{name}."{column.name}"', key.column
+            row = f"SELECT 1 FROM {there.table.name} o WHERE o.{there.name} = {here}"
+            found[column.name] = f"({here} IS NOT NULL AND NOT EXISTS ({row}))"
+    return found

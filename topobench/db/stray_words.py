@@ -1,0 +1,38 @@
+"""What is said of a value that topobench did not write into a store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_LONGEST = 40
+_ADVICE = "topobench did not write that: put it right, or restore a copy from before it was edited"
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """
+    A value that is not of its column.
+
+    Args:
+        row: Key of the first row that has one, by column.
+        value: What stands there, as text.
+        belongs: What should: ``a number``.
+        rows: How many rows have one.
+    """
+
+    table: str
+    row: Mapping[str, Any]
+    column: str
+    value: str
+    belongs: str
+    rows: int
+
+    def __str__(self) -> str:
+        place = ", ".join(f"{name} {value}" for name, value in self.row.items())
+        more = "" if self.rows == 1 else f" ({self.rows} rows; `topobench db check` lists them)"
+        return (
+            f"table {self.table}, row {place}, column {self.column} holds "
+            f"{self.value[:_LONGEST]!r} where {self.belongs} belongs{more}; {_ADVICE}"
+        )
