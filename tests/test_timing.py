@@ -234,6 +234,17 @@ def test_bursts_count_what_lies_between_settling_and_the_power_limit(
     assert load.most <= timing.BURST_SECONDS + 1e-9
 
 
+@pytest.mark.parametrize(("lap", "budget"), [(0.17, 0.25), (0.256, 0.5), (0.48, 0.5)])
+def test_bursts_go_on_until_there_is_an_interval(lap: float, budget: float) -> None:
+    """Laps of GPUs at once are long beside their budget, and many of them settle the clock."""
+    load = Load(lap)
+    sampler = timing.Bursts(0.0, budget, clock=load.clock, sleep=load.sleep)
+    while not sampler.done():
+        sampler.add(load.run())
+    assert len(sampler.counted) == 6
+    assert sampler.timed().durations("prefill_wall_seconds").summary.ci_lo is not None
+
+
 def test_samples_too_long_for_a_burst_each_follow_a_pause() -> None:
     timed, load = bursts(0.5)
     assert timed.samples == (0.45,) * 7  # each begins at the high clock

@@ -103,6 +103,7 @@ class Sampler:
     ends: list[float] = field(default_factory=list)
     stop_reason: str | None = None
     least: ClassVar[int] = N_FLOOR
+    overrun: ClassVar[float] = OVERRUN
     _started: float = field(init=False)
     _warming: bool = field(default=True, init=False)
     _series: so_far.Series | None = field(init=False)
@@ -166,7 +167,7 @@ class Sampler:
         n, spent = len(self.counted), self._spent()
         if n >= self.n_max:
             return stats.end_reason(self.counted, self.tolerance, "n_max")
-        floor_met = n >= self.least or spent >= OVERRUN * self.budget_seconds
+        floor_met = n >= self.least or spent >= self.overrun * self.budget_seconds
         if spent >= self.budget_seconds and floor_met:
             return stats.end_reason(self.counted, self.tolerance, "budget")
         return None
@@ -184,7 +185,8 @@ class Bursts(Sampler):
     the power, averaged over about a second, reaches the limit and the clock begins to swing.
     So load comes in bursts that end before that, each after a pause, and only samples begun
     once the clock had settled count. Where no two samples fit into a burst, each burst is a
-    single one, which counts. The first sample of all warms up.
+    single one, which counts. The first sample of all warms up. The fewest with an interval are
+    taken however much of the load only settled the clock: each burst has one that counts.
 
     Args:
         sleep: Waits so many seconds; pauses are no part of the budget.
@@ -193,6 +195,7 @@ class Bursts(Sampler):
     """
 
     least: ClassVar[int] = 6
+    overrun: ClassVar[float] = math.inf
     sleep: Callable[[float], None] = time.sleep
     rest_from: float = 0.0
     _counts: list[bool] = field(default_factory=list, init=False)
