@@ -117,6 +117,24 @@ def test_launches_longer_than_the_pass_get_a_spin_each_and_the_rest_is_told(
     assert found.chain.rest_share == pytest.approx(60 / 85)
 
 
+def test_a_sample_that_fills_the_queue_of_launches_is_halved_so_that_the_next_fits_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the last launch of the next waits for the end of this one, and each gets a spin."""
+    found = case(monkeypatch, Device(run_seconds=11e-3, depth=15), count=15)
+    timed = found.run()
+    assert (found.chain.count, found.chain.hidden, found.chain.rest_share) == (7, True, 0.0)
+    assert timed.samples == pytest.approx([11e-3] * len(timed.samples))
+
+
+def test_launches_longer_than_the_pass_are_no_reason_for_shorter_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The spin of the first would hide those of a second one, too, if it were short."""
+    found = case(monkeypatch, Device(enqueue_seconds=15e-3, run_seconds=14e-3), count=2)
+    assert (found.chain.count, found.chain.hidden) == (2, False)
+
+
 @pytest.mark.parametrize(
     ("seconds", "counted", "pauses"), [(0.048, 7, 1), (0.1, 6, 2), (0.215, 6, 3), (0.008, 44, 1)]
 )

@@ -43,12 +43,21 @@ class Chain(QueueTimer):
 
     @classmethod
     def fit(cls, queue: Queue, enqueue: Enqueue, count: int) -> Self | None:
-        """As of any timer; and whether one sample can be enqueued while another runs."""
+        """
+        As of any timer; and whether one sample can be enqueued while another runs.
+
+        One that fills the queue of launches leaves no room for the next until it is over; two
+        of half its length fit.
+        """
         chain = super().fit(queue, enqueue, count)
-        if chain is not None and 2 * chain._seconds <= BURST_SECONDS:
-            _, end = chain._retried(chain._held_back)
-            chain.hidden = chain._behind(end) is not None
-            queue.wait()
+        if chain is None or 2 * chain._seconds > BURST_SECONDS:
+            return chain
+        longest = chain.count
+        for chain.count in (longest, max(1, longest // 2)):
+            if chain._hides():
+                chain.hidden = True
+                return chain
+        chain.count = longest
         return chain
 
     @property
@@ -109,6 +118,14 @@ class Chain(QueueTimer):
         self.enqueue(self.count)
         end = self.queue.mark()
         return None if self.queue.passed(held) else (held, end)
+
+    def _hides(self) -> bool:
+        """Whether a sample can be enqueued from the beginning of the one before to its end."""
+        start, end = self._retried(self._held_back)
+        self.queue.reach(start)
+        in_time = self._behind(end) is not None
+        self.queue.wait()
+        return in_time
 
     def _miss(self, sampler: Bursts) -> None:
         self.queue.wait()  # what was thrown away runs all the same, and a pause is rest
