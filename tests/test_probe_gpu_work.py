@@ -169,6 +169,8 @@ def test_a_gpu_that_waited_for_the_host_had_no_sustained_load() -> None:
     sampler.ends = [0.0, 1.0, 2.0]
     busy = gemm.busy_share(Figures(Timed((0.098, 0.098, 0.098), 1, "fixed", 10)), sampler)
     assert busy == pytest.approx(0.98)
+    ranks = tuple(Timed((0.45, 0.45, 0.45), 1, "fixed", 2) for _ in "ab")
+    assert gemm.busy_share(Figures(ranks[0], ("a", "b"), ranks), sampler) == pytest.approx(0.9)
     gemm.require_busy(busy)
     with pytest.raises(ProbeUnavailable, match="busy for only 90% of the time"):
         gemm.require_busy(0.9)

@@ -32,6 +32,8 @@ MESSAGE_SECONDS = 2e-3
 """A start is announced so much ahead that every rank hears of it in time."""
 SEGMENT_SECONDS = 2e-3
 """Segments timed by the host's clock last at least this: ranks start some 10 us apart."""
+NEARLY_WHOLE = 0.1
+"""Share of a segment that may last beyond the others' end before that is worth a warning."""
 
 Lap = Callable[[float], list[float]]
 """Runs from a moment of the monotonic clock on; when each segment began and the last ended,
@@ -58,7 +60,7 @@ class Group(Protocol):
 @dataclass(frozen=True, slots=True)
 class Race:
     """
-    What laps gave, in seconds an operation.
+    What laps gave, in seconds an operation; samples have as many as a lap.
 
     Args:
         total: An operation of any rank: its inverse is the sum of the ranks' rates.
@@ -101,18 +103,19 @@ def race(
     lead = max(row[0] for row in group.gather([max(SPIN_MIN_SECONDS, lead_seconds)]))
     rates: list[list[float]] = []
     uneven: set[int] = set()
-    discarded = fruitless = 0
+    discarded = fruitless = parts = 0
     while fruitless <= RETRIES:
         start = time.monotonic_ns() + int((MESSAGE_SECONDS + lead) * 1e9)
         (start,) = group.agree([0 if sampler.done() else start])
         if start == 0:
             break
-        found = common_rates(group.gather(lap(start * 1e-9)))
+        rows = group.gather(lap(start * 1e-9))
+        found = common_rates(rows)
         if found is None:
             discarded, fruitless = discarded + 1, fruitless + 1
             lead = min(2 * lead, SPIN_MAX_SECONDS)
             continue
-        fruitless = 0
+        fruitless, parts = 0, len(rows[0]) - 1
         segments, behind = found
         lap_rates = [rate * operations for rate in segments]
         rates.append(lap_rates)
@@ -120,7 +123,7 @@ def race(
         sampler.add(1 / sum(lap_rates), slowest=1 / min(lap_rates))
     if fruitless > RETRIES:
         return None
-    total = sampler.timed(operations)
+    total = sampler.timed(operations * parts)
     by_rank = (
         replace(total, samples=sampler.arranged([1 / r for r in column]))
         for column in zip(*rates, strict=True)
@@ -133,7 +136,9 @@ def common_rates(rows: Sequence[Sequence[float]]) -> tuple[list[float], set[int]
     Segments a second of each rank while all were busy; None if a lap meant nothing.
 
     A rank so slow that none of its segments ends in that time counts with those that began
-    in it: its own limit, not the others, is what it shows. The second value names such ranks.
+    in it: its own limit, not the others, is what it shows. The second value names such ranks, but
+    not where nearly a whole segment lies in that time: of two, a rank has a whole one only if it
+    begins last or ends first.
 
     Args:
         rows: By rank, what a :data:`Lap` gave.
@@ -147,10 +152,11 @@ def common_rates(rows: Sequence[Sequence[float]]) -> tuple[list[float], set[int]
         if not begun:
             return None
         whole = [s for s in begun if s[1] <= end]
-        if not whole:
-            uneven.add(rank)
         counted = whole or begun
-        rates.append(len(counted) / (counted[-1][1] - counted[0][0]))
+        began, ended = counted[-1]
+        if ended - end > NEARLY_WHOLE * (ended - began):
+            uneven.add(rank)
+        rates.append(len(counted) / (ended - counted[0][0]))
     return rates, uneven
 
 
@@ -202,7 +208,7 @@ def queued_race(
     count: int,
     segments: int,
     least_segments: int,
-) -> tuple[Race, int] | None:
+) -> Race | None:
     """
     Race in laps behind spins, as long as the queue of launches lets them be.
 
@@ -213,17 +219,16 @@ def queued_race(
         count: Operations in a lap, about.
 
     Returns:
-        And the operations in a lap; None, on all ranks, if no spin outlasts the fewest.
+        None, on all ranks, if no spin outlasts the fewest.
     """
     each = max(1, count // segments)
     while True:
         lead = 3 * enqueueing_seconds(queue, enqueue, each * segments)
         lap = queued_lap(queue, enqueue, each, segments)
         found = race(group, lap, sampler, operations=each, lead_seconds=lead)
-        if found is not None:
-            return found, each * segments
-        if sampler.ends or (each == 1 and segments <= least_segments):
-            return None
+        fewest = each == 1 and segments <= least_segments
+        if found is not None or sampler.ends or fewest:
+            return found
         if each > 1:
             each //= 2
         else:

@@ -131,7 +131,7 @@ class Site:
                 sampler.add(timer.sample())
             self._note(timer.count, timer.discarded, mark_overhead(queue))
             return Figures(sampler.timed(timer.count))
-        found = at_once.queued_race(
+        race = at_once.queued_race(
             self.group,
             queue,
             enqueue,
@@ -140,10 +140,9 @@ class Site:
             segments=segments,
             least_segments=LEAST_SEGMENTS,
         )
-        if found is None:
+        if race is None:
             raise _untimeable()
-        race, operations = found
-        self._note(operations, race.discarded, mark_overhead(queue))
+        self._note(race.total.operations, race.discarded, mark_overhead(queue))
         return self._figures(race)
 
     def back_to_back(

@@ -357,9 +357,8 @@ UNWRITTEN = -(1 << 31)
 def busy_share(figures: device_work.Figures, sampler: Sampler) -> float:
     """Share of the time between the first and the last sample that a GPU multiplied."""
     own = (figures.by_rank or (figures.total,))[0]
-    laps = device_work.SEGMENTS if figures.by_rank else 1
     elapsed = sampler.ends[-1] - sampler.ends[0]
-    return sum(own.samples[1:]) * own.operations * laps / elapsed
+    return sum(own.samples[1:]) * own.operations / elapsed
 
 
 def require_busy(share: float) -> None:
