@@ -26,8 +26,10 @@ from topobench.db import schedules
 from topobench.db.schedules import State
 from topobench.db.store import Store
 from topobench.errors import ConfigError, TopobenchError
+from topobench.fleet_memory import alone
 from topobench.fleet_news import changes, judged
-from topobench.fleet_sweeps import Ran, exit_code, is_due
+from topobench.fleet_ran import Ran, checked, exit_code
+from topobench.fleet_sweeps import is_due
 from topobench.fleet_times import Times, jitter, parse_cron, parse_quiet, parse_zone
 from topobench.web import metrics
 from topobench.web.site import Site
@@ -155,7 +157,7 @@ def test_keys_of_a_schedule_win_over_the_cluster_s_and_the_fleet_s(tmp_path: Pat
     assert (nightly.times.zone, noon.times.zone) == ("Europe/Berlin", "UTC")
     assert (len(nightly.times.quiet), noon.times.quiet) == (1, ())
     assert solo.times.shift_seconds == 0
-    assert fleet.chosen(found, "solo,lab/noon") == (noon, solo)
+    assert fleet.chosen(found, "solo,lab/noon").schedules == (noon, solo)
     with pytest.raises(ConfigError, match="did you mean lab/noon"):
         fleet.chosen(found, "lab/noom")
 
@@ -186,7 +188,7 @@ def test_all_mistakes_of_a_fleet_are_told_at_once(tmp_path: Path) -> None:
         ("kind: topobench/v1\n", "starts with kind: topobench-fleet/v1"),
         ("kind: topobench-fleet/v1\n", "names no cluster"),
         ("kind: topobench-fleet/v1\nclusters: [{cluster: {name: a}}]\n", "and schedules:"),
-        (WHOLE.replace("name: noon", "name: nightly"), "lab/nightly is given twice"),
+        (WHOLE.replace("name: prod", "name: p q").replace("noon", "nightly"), "is given twice"),
     ],
 )
 def test_a_fleet_that_cannot_be_used_says_why(tmp_path: Path, text: str, says: str) -> None:
@@ -270,19 +272,20 @@ def test_a_store_keeps_what_schedules_last_did(store_url: str) -> None:
         assert begun is not None
         assert (begun.due_at, begun.exit_code) == (at("2026-05-01T02:00"), None)
         schedules.end(
-            store,
-            "lab",
-            "nightly",
+            *(store, "lab", "nightly"),
+            tried_at=begun.tried_at,
+            times="0 2 * * * UTC",
             exit_code=1,
             sweep="u",
             message="some cells failed",
             findings={"h1": "fail"},
         )
-        schedules.begin(store, "lab", "nightly", due_at=None)
+        later = schedules.begin(store, "lab", "nightly", due_at=None)
         again = schedules.of(store, "lab", "nightly")
         assert again is not None
         assert (again.exit_code, again.sweep, again.findings) == (None, None, {"h1": "fail"})
-        assert again.tried_at >= begun.tried_at
+        assert again.tried_at == later >= begun.tried_at
+        assert (again.served_at, again.times) == (begun.due_at, "0 2 * * * UTC")
 
 
 def written(folder: Path, cluster: str, cron: str) -> Path:
@@ -334,9 +337,9 @@ def test_a_text_file_has_the_metrics_of_every_store_of_a_fleet(tmp_path: Path) -
     for number, url in enumerate(urls):
         with Store.open(url) as store:
             for name in ("nightly", f"only{number}"):
-                schedules.begin(store, "lab", name, due_at=None)
+                tried_at = schedules.begin(store, "lab", name, due_at=None)
                 schedules.end(
-                    *(store, "lab", name),
+                    *(store, "lab", name), tried_at=tried_at, times="",
                     exit_code=number, sweep=None, message=None, findings={},
                 )  # fmt: skip
     target = tmp_path / "topobench.prom"
@@ -392,7 +395,7 @@ def test_two_looks_at_a_fleet_do_not_run_at_once(
     file = written(tmp_path, "{name: lab}", "0 0 29 2 *")
     command = ["sweep", "--fleet", str(file), "--due"]
     metrics_file = tmp_path / "topobench.prom"
-    with fleet_sweeps._alone(file):
+    with alone(file):
         assert cli.main(command) == 4
         assert f"is under way (pid {os.getpid()} since 20" in capsys.readouterr().err
         assert cli.main([*command, "--trigger", "cron", "--textfile", str(metrics_file)]) == 0
@@ -413,10 +416,10 @@ def test_a_store_that_is_away_is_told_once_and_so_is_its_return(
     assert "lab/now: no sweep; exit code 3\n" in capsys.readouterr().out
     assert cli.main(command) == 3, "the exit code says it every time"
     assert capsys.readouterr() == ("", "")
-    with fleet_sweeps._alone(file) as folder:
+    with alone(file) as memory:
         (schedule,) = fleet.load(file).schedules
         back = Ran(schedule, sweep="u")
-        told = [fleet_sweeps._told_once(back, folder).is_news for _ in range(2)]
+        told = [fleet_sweeps._told_once(back, memory).is_news for _ in range(2)]
     assert told == [True, False]
 
 
@@ -428,8 +431,9 @@ def test_a_sweep_that_is_in_the_spool_is_told_and_not_judged(tmp_path: Path) -> 
         Ran(schedule),
         Outcome({**document, "store": "topobench-spool"}, Text, warnings=("a", away, where)),
     )
-    assert (spooled.message, spooled.is_news, spooled.exit_code) == (where, True, 0)
-    assert fleet_sweeps._checked(spooled, {"h1": "fail"})[0].verdict == 3
+    assert spooled.message == f"{where}\n{fleet_sweeps._LATER}"
+    assert (spooled.is_news, spooled.exit_code) == (True, 0)
+    assert checked(spooled, {"h1": "fail"})[0].verdict == 3
     stored = Outcome({**document, "store": schedule.config.store}, Text, 1, warnings=("a",))
     kept = fleet_sweeps._ended(Ran(schedule), stored)
     assert (kept.message, kept.is_news, kept.spooled) == ("some cells failed", False, False)

@@ -14,7 +14,7 @@ import pytest
 from postgres import Server
 from storing import at, begin, cell, count, host, new_id, reading, run
 from topobench.db.recorder import Recorder
-from topobench.db.spool import Spool, import_spool
+from topobench.db.spool import Spool, import_spool, problems_told
 from topobench.db.store import Store
 from topobench.errors import StoreError, StoreUnreachable
 from topobench.reading import Status
@@ -129,7 +129,7 @@ def test_a_spool_imported_twice_stores_each_run_once(url: str, folder: Path) -> 
         "tool_version": "0.1.0",
         "started_at": at(0),
     }
-    with Spool(folder, "sweep") as spool:
+    with Spool(folder, "sweep", url=url) as spool:
         spool.append("begin_sweep", {**start, "hosts": [host(gpus=2)], "cells": [planned]})
         spool.append("put_run", {"run": once})
     (file,) = folder.iterdir()
@@ -150,7 +150,7 @@ def test_nan_passes_through_the_spool(url: str, folder: Path) -> None:
     odd = run(planned, reading(math.nan, samples=[1.0, math.inf]), conditions={"x": math.nan})
     with Store.open(url) as store:
         begin(store, planned)
-        with Spool(folder, "sweep") as spool:
+        with Spool(folder, "sweep", url=url) as spool:
             spool.append("put_run", {"run": odd})
         assert import_spool(store, folder).stored == 1
         assert store.put_run(odd) == "already stored"
@@ -162,7 +162,7 @@ def test_a_torn_last_line_is_left_out(url: str, folder: Path) -> None:
     planned, torn = cell(), cell(process_no=1)
     with Store.open(url) as store:
         begin(store, planned, torn)
-        with Spool(folder, "sweep") as spool:
+        with Spool(folder, "sweep", url=url) as spool:
             spool.append("put_run", {"run": run(planned, reading(1.0))})
             spool.append("put_run", {"run": run(torn, reading(1.0))})
         (file,) = folder.iterdir()
@@ -188,12 +188,13 @@ def test_a_damaged_line_is_named_and_the_file_kept(url: str, folder: Path) -> No
         result = import_spool(store, file)
     assert [p.partition(":")[2][:2] for p in result.problems] == ["1:", "2:", "3:", "4:"]
     assert "spool format 2" in result.problems[2]
-    assert names(folder) == [".jsonl"]
+    assert names(folder) == [".jsonl", ".problems"]
+    assert problems_told(file).splitlines() == result.problems
 
 
 def test_a_spool_of_a_living_sweep_is_left_alone(url: str, folder: Path) -> None:
     planned = cell()
-    with Store.open(url) as store, Spool(folder, "sweep") as spool:
+    with Store.open(url) as store, Spool(folder, "sweep", url=url) as spool:
         begin(store, planned)
         spool.append("put_run", {"run": run(planned, reading(1.0))})
         result = import_spool(store, folder)
@@ -205,7 +206,7 @@ def test_a_full_file_is_followed_by_another(url: str, folder: Path) -> None:
     cells = [cell(process_no=n) for n in range(3)]
     with Store.open(url) as store:
         begin(store, *cells)
-        with Spool(folder, "sweep", rotate_bytes=1) as spool:
+        with Spool(folder, "sweep", url=url, rotate_bytes=1) as spool:
             for planned in cells:
                 spool.append("put_run", {"run": run(planned, reading(1.0))})
         assert [p.name for p in sorted(folder.iterdir())] == [
@@ -230,7 +231,7 @@ def test_a_refused_run_is_kept_and_the_next_is_stored(url: str, folder: Path) ->
         assert count(store, "run") == 2
         result = import_spool(store, folder)
     assert len(result.problems) == 1
-    assert names(folder) == [".jsonl"]
+    assert names(folder) == [".jsonl", ".problems"]
 
 
 def test_a_deleted_database_file_does_not_swallow_runs(

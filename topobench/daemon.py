@@ -51,6 +51,7 @@ def run(path: Path, host: str, port: int, *, token_file: Path | None, note: Note
         TopobenchError: The address cannot be listened on.
     """
     timer = Timer(path, fleet.load(path), note)
+    _tell_wrong(timer.fleet, note)
 
     def ready(where: str) -> None:
         note(f"serving {where}, {len(timer.fleet.schedules)} schedules")
@@ -141,6 +142,7 @@ class Timer:
             if found.store != self.fleet.store:
                 self._note("the pages stay with the store they began with; restart to change it")
             self.fleet = found
+            _tell_wrong(found, self._note)
             self._note(f"read {self._path} again, {len(found.schedules)} schedules")
         notify.notify("READY=1")
 
@@ -194,6 +196,11 @@ class Timer:
             self._note(f"the sweep did not end within {GRACE_SECONDS:g} s and was killed")
             os.killpg(self._child.pid, signal.SIGKILL)
             self._child.wait()
+
+
+def _tell_wrong(found: Fleet, note: Note) -> None:
+    for wrong in found.wrong:
+        note(f"{wrong.cluster} is not swept until this is mended:\n" + "\n".join(wrong.mistakes))
 
 
 def _now() -> datetime.datetime:

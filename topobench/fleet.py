@@ -6,8 +6,10 @@ Read as strictly as cluster.yaml, all mistakes at once; docs/operations.md descr
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,25 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
+class Wrong:
+    """
+    A cluster that cannot be swept until its file, or its entry in the fleet's, is mended.
+
+    Args:
+        cluster: Its name; the file as written where that does not tell it.
+        store: Of its results, where that can be told.
+    """
+
+    cluster: str
+    mistakes: tuple[str, ...]
+    store: str | None = None
+
+    def is_meant(self, word: str) -> bool:
+        """Whether ``CLUSTER`` or ``CLUSTER/SCHEDULE`` is of it: its schedules are not known."""
+        return word == self.cluster or word.startswith(f"{self.cluster}/")
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """
     Clusters that are swept by the clock.
@@ -60,20 +81,31 @@ class Fleet:
     Args:
         store: Of the fleet; its pages are what the daemon shows.
         source: The file it came from.
+        wrong: Clusters with mistakes; none of their schedules is among the others.
     """
 
     name: str
     store: str
     schedules: tuple[Schedule, ...]
     source: Path
+    wrong: tuple[Wrong, ...] = ()
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """URLs of every store that can be told, each once."""
+        urls = [self.store, *(s.config.store for s in self.schedules)]
+        return tuple(dict.fromkeys([*urls, *(w.store for w in self.wrong if w.store)]))
 
 
 def load(path: Path) -> Fleet:
     """
     The fleet of a file; paths in it are relative to its folder.
 
+    A cluster with mistakes leaves the others alone.
+
     Raises:
-        ConfigError: With every mistake found, those of the clusters' own files included.
+        ConfigError: With every mistake found, those of the clusters' own files included: one is
+            of the fleet as a whole, or no cluster is left.
     """
     fields = Fields()
     table = yaml_strict.read(path, fields.mistakes)
@@ -84,37 +116,44 @@ def load(path: Path) -> Fleet:
     clusters = values.get("clusters", [])
     if not clusters and not fields.mistakes:
         fields.wrong(str(path), "clusters", "names no cluster; give one or more")
-    schedules = [
-        schedule
-        for where, cluster in clusters
-        for schedule in _schedules(path, values, where, cluster, fields)
-    ]
-    if fields.mistakes:
-        raise ConfigError(fields.mistakes)
+    schedules: list[Schedule] = []
+    wrong: list[Wrong] = []
+    for entry in clusters:
+        found = _schedules(path, values, entry)
+        if entry.fields.mistakes:
+            wrong.append(_wrong(path, values, entry))
+        else:
+            schedules += found
+    if fields.mistakes or not schedules:
+        told = [*fields.mistakes, *(m for w in wrong for m in w.mistakes)]
+        raise ConfigError(list(dict.fromkeys(told)))
     return Fleet(
         name=values.get("name", "fleet"),
         store=values.get("store") or schedules[0].config.store,
         schedules=tuple(schedules),
         source=path,
+        wrong=tuple(wrong),
     )
 
 
-def chosen(fleet: Fleet, only: str | None) -> tuple[Schedule, ...]:
+def chosen(fleet: Fleet, only: str | None) -> Fleet:
     """
-    Schedules by ``CLUSTER`` or ``CLUSTER/SCHEDULE``, with commas; None for all.
+    The same with some schedules: ``CLUSTER`` or ``CLUSTER/SCHEDULE``, with commas; None for all.
 
     Raises:
         ConfigError: One is not in the fleet.
     """
     if only is None:
-        return fleet.schedules
+        return fleet
     wanted = [word.strip() for word in only.split(",")]
+    wrong = tuple(w for w in fleet.wrong if any(w.is_meant(word) for word in wanted))
     known = {s.cluster for s in fleet.schedules} | {s.label for s in fleet.schedules}
-    wrong = [word for word in wanted if word not in known]
-    if wrong:
-        says = config_fields.expected(wrong[0], sorted(known))
-        raise ConfigError([f"--only {wrong[0]}: not in {fleet.source}; {says}"])
-    return tuple(s for s in fleet.schedules if s.cluster in wanted or s.label in wanted)
+    for word in wanted:
+        if word not in known and not any(w.is_meant(word) for w in wrong):
+            says = config_fields.expected(word, sorted(known | {w.cluster for w in fleet.wrong}))
+            raise ConfigError([f"--only {word}: not in {fleet.source}; {says}"])
+    schedules = tuple(s for s in fleet.schedules if s.cluster in wanted or s.label in wanted)
+    return replace(fleet, schedules=schedules, wrong=wrong)
 
 
 def _check_kind(path: Path, table: Table) -> None:
@@ -155,11 +194,23 @@ def _names(fields: Fields, node: Node, key: str) -> str | None:
     return ",".join(text for text in found if text) or None
 
 
-def _clusters(fields: Fields, node: Node, key: str) -> list[tuple[str, dict[str, Any]]]:
-    return [
-        (item.where, fields.section(fields.table(item, name), _CLUSTER, f"{name}."))
-        for name, item in fields.items(node, key)
-    ]
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An item of ``clusters`` as read, with the mistakes in it and in what it names."""
+
+    where: str
+    values: Mapping[str, Any]
+    fields: Fields = field(default_factory=Fields)
+
+
+def _clusters(fields: Fields, node: Node, key: str) -> list[_Entry]:
+    return [_entry(item, name) for name, item in fields.items(node, key)]
+
+
+def _entry(node: Node, key: str) -> _Entry:
+    fields = Fields()
+    values = fields.section(fields.table(node, key), _CLUSTER, f"{key}.")
+    return _Entry(node.where, values, fields)
 
 
 def _listed(fields: Fields, node: Node, key: str) -> list[tuple[str, dict[str, Any]]]:
@@ -206,14 +257,13 @@ _KEYS: Parsers = {
 }
 
 
-def _schedules(
-    path: Path, fleet: dict[str, Any], where: str, cluster: dict[str, Any], fields: Fields
-) -> list[Schedule]:
+def _schedules(path: Path, fleet: dict[str, Any], entry: _Entry) -> list[Schedule]:
     """The schedules of one entry; a key of a schedule wins over the cluster's and the fleet's."""
+    fields, cluster = entry.fields, entry.values
     if not {"cluster", "schedules"} <= cluster.keys():
         if not fields.mistakes:
             says = "needs cluster: (a file, or keys of one) and schedules:"
-            fields.wrong(where, "clusters", says)
+            fields.wrong(entry.where, "clusters", says)
         return []
     found: list[Schedule] = []
     for place, given in cluster["schedules"]:
@@ -225,8 +275,39 @@ def _schedules(
         schedule = _schedule(path, fleet, values, fields)
         if schedule is not None:
             found.append(schedule)
-    _check_names(fleet, where, found, fields)
+    _check_names(fleet, entry.where, found, fields)
     return found
+
+
+def _wrong(path: Path, fleet: Mapping[str, Any], entry: _Entry) -> Wrong:
+    """What can be told of a cluster with mistakes, of which one may be that there is no file."""
+    node, told = entry.values.get("cluster"), {}
+    if isinstance(node, Text):
+        told = _plain(path.parent / node.value.strip())
+    elif isinstance(node, Table):
+        told = {e.key: e.value.value for e in node.entries if isinstance(e.value, Text)}
+    name = told.get("name") or (node.value.strip() if isinstance(node, Text) else entry.where)
+    store = entry.values.get("store") or fleet.get("store") or _store(told)
+    return Wrong(name, tuple(entry.fields.mistakes), store)
+
+
+def _plain(path: Path) -> dict[str, str]:
+    """The single values at the top of a file that may be wrong; none if it cannot be read."""
+    try:
+        table = yaml_strict.read(path, [])
+    except ConfigError:
+        return {}
+    return (
+        {e.key: e.value.value for e in table.entries if isinstance(e.value, Text)} if table else {}
+    )
+
+
+def _store(told: Mapping[str, str]) -> str | None:
+    """The store that a cluster's own file names, if it is one."""
+    try:
+        return config_fields.store_url(os.environ.get("TOPOBENCH_STORE") or told.get("store", ""))
+    except ValueError:
+        return None
 
 
 def _without(values: dict[str, Any], key: str) -> dict[str, Any]:

@@ -4,80 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
 import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from topobench import commands, fleet, fleet_news, judging
+from topobench import commands, fleet, fleet_memory, fleet_missed, fleet_spool
 from topobench.commands import Outcome
-from topobench.errors import RefusedError, SchemaTooNew, StoreError, TopobenchError, UsageError
-from topobench.fleet import Fleet, Schedule
+from topobench.errors import StoreError, TopobenchError, UsageError
+from topobench.fleet import Fleet, Schedule, Wrong
+from topobench.fleet_memory import Memory, UnderWay
+from topobench.fleet_missed import CLOCKS_DIFFER, Missed
+from topobench.fleet_ran import FAULT, SIGNAL, Ran, checked, exit_code, failed
+from topobench.fleet_spool import Brought
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from topobench.db.schedules import State
 
-FAULT = 70
+_LATER = "the next sweep of this fleet, in this folder, brings them in by itself and judges them"
 _FAILED = {1: "some cells failed", 3: "nothing was measured"}
-_SIGNAL = 128
-_CLOCKS_DIFFER = datetime.timedelta(hours=1)
-"""More than the clocks of hosts that sweep by turns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """
-    One schedule's sweep and its check.
-
-    Args:
-        due_at: The time it served; None: asked for by hand.
-        exit_code: As ``probe`` gives it.
-        sweep: UUID; None: none was begun.
-        message: What went wrong.
-        verdict: Exit code of the check; None: not checked.
-        level: The gravest level of the check.
-        is_away: The store could not be opened.
-        spooled: What it measured is in the spool and not in the store.
-        is_news: Whether anything differs from the last try.
-    """
-
-    schedule: Schedule
-    due_at: datetime.datetime | None = None
-    exit_code: int = 0
-    sweep: str | None = None
-    message: str | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
-    verdict: int | None = None
-    level: str | None = None
-    is_away: bool = False
-    spooled: bool = False
-    new: Mapping[str, str] = field(default_factory=dict)
-    cleared: Sequence[str] = ()
-    is_news: bool = False
-
-    def told(self) -> dict[str, Any]:
-        """As the JSON document has it."""
-        return {
-            "cluster": self.schedule.cluster,
-            "schedule": self.schedule.name,
-            "due_at": None if self.due_at is None else _text(self.due_at),
-            "exit_code": self.exit_code,
-            "sweep": self.sweep,
-            "message": self.message,
-            "counts": dict(self.counts),
-            "verdict": self.verdict,
-            "level": self.level,
-            "new": dict(self.new),
-            "cleared": list(self.cleared),
-            "is_news": self.is_news,
-        }
 
 
 def sweep(
@@ -93,6 +44,8 @@ def sweep(
     """
     Sweep the clusters of a fleet; a cluster that cannot be swept leaves the others alone.
 
+    What earlier nights spooled is brought in first.
+
     Args:
         path: fleet.yaml.
         due: Only what is due now and was not done yet.
@@ -107,27 +60,94 @@ def sweep(
         UsageError: There is no folder for the text file, or a package is missing.
         RefusedError: Another ``sweep --due`` of this fleet is under way (silent for cron).
     """
-    wanted = fleet.load(path)
-    schedules = fleet.chosen(wanted, only)
+    whole = fleet.load(path)
+    wanted = fleet.chosen(whole, only)
     if textfile is not None:
         _check_textfile(textfile)
-    quiet = trigger == "cron"
-    ran: list[Ran] = []
+    look = _Look(whole, wanted, due=due, check=check, trigger=trigger, console=console)
+    status = None
     try:
-        with _alone(path) if due else contextlib.nullcontext() as folder:
-            for schedule in schedules:
-                done = _turn(schedule, due=due, check=check, trigger=trigger, console=console)
-                if done is not None:
-                    ran.append(done if folder is None else _told_once(done, folder))
-                if done is not None and done.exit_code > _SIGNAL:
-                    break
-        outcome = _outcome(wanted.name, ran, check=check, quiet=quiet)
-    except _UnderWay as error:
-        if not quiet:
+        with fleet_memory.alone(path) if due else contextlib.nullcontext(Memory(None)) as memory:
+            look.run(memory)
+    except UnderWay as error:
+        if trigger != "cron":
             raise
-        outcome = _outcome(wanted.name, [], check=check, quiet=True, status=str(error))
-    told = [] if textfile is None else _write_metrics(wanted, textfile)
+        status = str(error)
+    outcome = look.outcome(status)
+    told = [] if textfile is None else _write_metrics(whole, textfile)
     return replace(outcome, warnings=(*outcome.warnings, *told))
+
+
+class _Look:
+    """One call of the command: what it did, in the order in which it is told."""
+
+    def __init__(
+        self,
+        whole: Fleet,
+        wanted: Fleet,
+        *,
+        due: bool,
+        check: bool,
+        trigger: str,
+        console: Console | None,
+    ) -> None:
+        self._whole, self._wanted = whole, wanted
+        self._due, self._check = due, check
+        self._trigger, self._console = trigger, console
+        self._wrong: list[dict[str, Any]] = []
+        self._missed: list[Missed] = []
+        self._spool: list[Brought] = []
+        self._ran: list[Ran] = []
+
+    def run(self, memory: Memory) -> None:
+        """Tell wrong clusters, bring in what was spooled, look back, then sweep."""
+        schedules = self._wanted.schedules
+        self._wrong = [_told_wrong(w, memory) for w in self._wanted.wrong]
+        self._spool, self._ran = fleet_spool.bring_in(
+            self._whole, schedules, check=self._check, memory=memory
+        )
+        if self._due:
+            self._missed = fleet_missed.look_back(schedules, datetime.datetime.now(datetime.UTC))
+        for schedule in schedules:
+            done = _turn(
+                *(schedule, self._trigger, self._console), due=self._due, check=self._check
+            )
+            if done is not None:
+                self._ran.append(_told_once(done, memory) if self._due else done)
+            if done is not None and done.exit_code > SIGNAL:
+                break
+
+    def outcome(self, status: str | None) -> Outcome:
+        """
+        What the command gives.
+
+        Args:
+            status: In place of ours.
+        """
+        from topobench.report.fleet_text import render_fleet
+
+        code = exit_code(self._ran, check=self._check, wrong=bool(self._wrong))
+        sweeps = [r.told() for r in self._ran]
+        told = [*self._missed, *self._spool]
+        data = {
+            "fleet": self._wanted.name,
+            "checked": self._check,
+            "sweeps": sweeps,
+            "wrong": self._wrong,
+            "missed": [m.told() for m in self._missed],
+            "spool": [b.told() for b in self._spool],
+            "is_news": bool(told) or any(s["is_news"] for s in (*sweeps, *self._wrong)),
+        }
+        quiet = self._trigger == "cron"
+        shown = {
+            **data,
+            "sweeps": [s for s in sweeps if s["is_news"] or not quiet],
+            "wrong": [w for w in self._wrong if w["is_news"] or not quiet],
+        }
+        said = status or ("nothing due" if not sweeps else "ok" if code == 0 else "attention")
+        if self._wrong:
+            said = "attention"
+        return Outcome(data, lambda: render_fleet(shown), exit_code=code, status=said)
 
 
 def _check_textfile(path: Path) -> None:
@@ -141,15 +161,15 @@ def _check_textfile(path: Path) -> None:
         raise UsageError(f"--textfile {path}: its folder must exist and be writable")
 
 
-def _write_metrics(wanted: Fleet, path: Path) -> list[str]:
+def _write_metrics(whole: Fleet, path: Path) -> list[str]:
     """The metrics of every store of a fleet; a warning if they could not be written."""
     from topobench.web import metrics
     from topobench.web.site import Site
 
-    urls = dict.fromkeys([wanted.store, *(s.config.store for s in wanted.schedules)])
-    sites = [Site(url) for url in urls]
+    sites = [Site(url) for url in whole.stores]
+    more = metrics.of_look([w.cluster for w in whole.wrong], fleet_spool.left())
     try:
-        metrics.write_textfile(sites, path)
+        metrics.write_textfile(sites, path, more)
     except TopobenchError as error:
         return [f"{error}; the metrics there stay as they were"]
     finally:
@@ -158,60 +178,22 @@ def _write_metrics(wanted: Fleet, path: Path) -> list[str]:
     return []
 
 
-class _UnderWay(RefusedError):
-    """Another process sees to what is due."""
+def _told_wrong(wrong: Wrong, memory: Memory) -> dict[str, Any]:
+    """A cluster with mistakes as the JSON document has it."""
+    text = "\n".join(wrong.mistakes)
+    return {
+        "cluster": wrong.cluster,
+        "mistakes": list(wrong.mistakes),
+        "is_news": memory.is_new(f"wrong {wrong.cluster}", text),
+    }
 
 
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[Path]:
-    """
-    Only one ``sweep --due`` of a fleet file on this host; freed when its process dies.
-
-    Yields:
-        The folder of the lock.
-    """
-    from topobench.agents.host_lock import HostLock, choose_run_dir, read_holder
-
-    digest = hashlib.blake2b(f"{os.getuid()} {path.resolve()}".encode(), digest_size=8)
-    folder = choose_run_dir()[0] / f"fleet-{digest.hexdigest()}"
-    lock = HostLock(folder, sweep=f"fleet {path.name}")
-    try:
-        lock.acquire()
-    except RefusedError as error:
-        holder = read_holder(folder)
-        if not holder:
-            raise
-        raise _UnderWay(
-            f"another sweep --due of {path} is under way (pid {holder.get('pid')} since "
-            f"{holder.get('started_at')}); wait for it or end it"
-        ) from error
-    with lock:
-        yield folder
-
-
-def _told_once(ran: Ran, folder: Path) -> Ran:
-    """
-    A store that is away cannot remember that it was told, so a file beside the lock does.
-
-    That the store is back is news, too.
-    """
-    name = f"{ran.schedule.cluster}/{ran.schedule.name}"
-    file = folder / f"away-{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}"
-    with contextlib.suppress(OSError):  # told too often is better than no sweep
-        if not ran.is_away:
-            return replace(ran, is_news=ran.is_news or _removed(file))
-        if file.exists() and file.read_text(encoding="utf-8") == ran.message:
-            return replace(ran, is_news=False)
-        file.write_text(ran.message or "", encoding="utf-8")
-    return ran
-
-
-def _removed(file: Path) -> bool:
-    try:
-        file.unlink()
-    except FileNotFoundError:
-        return False
-    return True
+def _told_once(ran: Ran, memory: Memory) -> Ran:
+    """A store that is away cannot remember that it was told. That it is back is news, too."""
+    about = f"away {ran.schedule.label}"
+    if ran.is_away:
+        return replace(ran, is_news=memory.is_new(about, ran.message or ""))
+    return replace(ran, is_news=memory.forget(about) or ran.is_news)
 
 
 def is_due(state: State | None, time: datetime.datetime | None, *, now: datetime.datetime) -> bool:
@@ -226,13 +208,13 @@ def is_due(state: State | None, time: datetime.datetime | None, *, now: datetime
         return False
     if state is None or state.tried_at < time or state.exit_code is None:
         return True
-    if state.tried_at > now + _CLOCKS_DIFFER:
+    if state.tried_at > now + CLOCKS_DIFFER:
         return True
-    return state.exit_code > _SIGNAL or (state.exit_code in (2, 3, 4) and state.sweep is None)
+    return state.exit_code > SIGNAL or (state.exit_code in (2, 3, 4) and state.sweep is None)
 
 
 def _turn(
-    schedule: Schedule, *, due: bool, check: bool, trigger: str, console: Console | None
+    schedule: Schedule, trigger: str, console: Console | None, *, due: bool, check: bool
 ) -> Ran | None:
     """Sweep one schedule if it is its turn; None if it is not."""
     from topobench.db import schedules
@@ -247,29 +229,47 @@ def _turn(
             state = schedules.of(store, schedule.cluster, schedule.name)
             if due and not is_due(state, time, now=now):
                 return None
-            schedules.begin(store, schedule.cluster, schedule.name, due_at=time)
+            tried_at = schedules.begin(store, schedule.cluster, schedule.name, due_at=time)
     except StoreError as error:
-        return _failed(Ran(schedule, time, is_away=True, is_news=True), error, check=check)
+        return failed(Ran(schedule, time, is_away=True, is_news=True), error, check=check)
     ran = _swept(Ran(schedule, time), trigger, console)
     findings = dict(state.findings) if state else {}
     if check:
-        ran, findings = _checked(ran, findings)
+        try:
+            ran, findings = checked(ran, findings)
+        except TopobenchError as error:
+            ran = replace(ran, verdict=3, message=str(error))
     before = state.exit_code if state else None
     changed = ran.exit_code != (before or 0)
     ran = replace(ran, is_news=bool(ran.is_news or changed or ran.new or ran.cleared))
+    return _kept(ran, tried_at, findings)
+
+
+def _kept(ran: Ran, tried_at: datetime.datetime, findings: Mapping[str, str]) -> Ran:
+    """Store how a try ended; what was spooled, or cannot be stored now, is judged later."""
+    from topobench.db import schedules
+    from topobench.db.store import Store
+
+    spooled = ran.spooled
     try:
-        with Store.open(schedule.config.store) as store:
+        with Store.open(ran.schedule.config.store) as store:
             schedules.end(
-                store,
-                schedule.cluster,
-                schedule.name,
+                *(store, ran.schedule.cluster, ran.schedule.name),
+                tried_at=tried_at,
+                times=ran.schedule.times.text,
                 exit_code=ran.exit_code,
                 sweep=ran.sweep,
                 message=ran.message,
                 findings=findings,
             )
     except StoreError as error:
-        return replace(ran, message=ran.message or str(error), is_news=True)
+        spooled = ran.sweep is not None
+        ran = replace(ran, message=ran.message or str(error), is_news=True)
+    if spooled:
+        try:
+            fleet_spool.keep_end(ran, tried_at)
+        except StoreError as error:
+            return replace(ran, message=f"{ran.message}\n{error}")
     return ran
 
 
@@ -277,7 +277,7 @@ def _swept(ran: Ran, trigger: str, console: Console | None) -> Ran:
     try:
         outcome = commands.probe(ran.schedule.config, console=console, trigger=trigger)
     except TopobenchError as error:
-        return _failed(ran, error, check=False)
+        return failed(ran, error, check=False)
     except Exception:  # a fault with one cluster must not cost the others their night
         return replace(ran, exit_code=FAULT, message=traceback.format_exc())
     return _ended(ran, outcome)
@@ -290,7 +290,7 @@ def _ended(ran: Ran, outcome: Outcome) -> Ran:
     code, found = outcome.exit_code, outcome.data
     spooled = found["store"] == FOLDER
     about_store = outcome.warnings[len(found["sweep"]["warnings"]) :]
-    told = [_FAILED.get(code), *(about_store[-1:] if spooled else about_store)]
+    told = [_FAILED.get(code), *([*about_store[-1:], _LATER] if spooled else about_store)]
     return replace(
         ran,
         exit_code=code,
@@ -300,68 +300,3 @@ def _ended(ran: Ran, outcome: Outcome) -> Ran:
         spooled=spooled,
         is_news=bool(about_store),
     )
-
-
-def _failed(ran: Ran, error: TopobenchError, *, check: bool) -> Ran:
-    """The sweep could not be made."""
-    code = 3
-    if isinstance(error, RefusedError | SchemaTooNew | UsageError):
-        code = error.exit_code
-    return replace(ran, exit_code=code, message=str(error), verdict=3 if check else None)
-
-
-def _checked(ran: Ran, before: Mapping[str, str]) -> tuple[Ran, dict[str, str]]:
-    """With the verdict on its sweep, and what counts as found from now on."""
-    if ran.sweep is None or ran.spooled or ran.exit_code > _SIGNAL:
-        return replace(ran, verdict=3), dict(before)
-    try:
-        outcome = judging.check(ran.schedule.config.store, ran.sweep, policy=ran.schedule.policy)
-    except TopobenchError as error:
-        return replace(ran, verdict=3, message=str(error)), dict(before)
-    found = fleet_news.changes(before, fleet_news.judged(outcome.data))
-    judged = replace(
-        ran,
-        verdict=outcome.exit_code,
-        level=outcome.status,
-        new=found.new,
-        cleared=found.cleared,
-    )
-    return judged, dict(found.findings)
-
-
-def exit_code(ran: Sequence[Ran], *, check: bool) -> int:
-    """
-    Of several sweeps: a signal's first, then the gravest.
-
-    Checked: fail, degraded, not judged, ok. Not checked: a fault of ours, a wrong setting,
-    nothing measured, refused, cells failed.
-    """
-    codes = {r.exit_code for r in ran}
-    signals = [code for code in codes if code > _SIGNAL]
-    if signals:
-        return max(signals)
-    order = (2, 1, 3) if check else (FAULT, 2, 3, 4, 1)
-    given = {r.verdict for r in ran} if check else codes
-    return next((code for code in order if code in given), 0)
-
-
-def _outcome(
-    name: str, ran: Sequence[Ran], *, check: bool, quiet: bool, status: str | None = None
-) -> Outcome:
-    from topobench.report.fleet_text import render_fleet
-
-    code = exit_code(ran, check=check)
-    told = [r.told() for r in ran]
-    data = {
-        "fleet": name,
-        "checked": check,
-        "sweeps": told,
-        "is_news": any(r.is_news for r in ran),
-    }
-    shown = {**data, "sweeps": [s for s in told if s["is_news"] or not quiet]}
-    said = status or ("nothing due" if not ran else "ok" if code == 0 else "attention")
-    return Outcome(data, lambda: render_fleet(shown), exit_code=code, status=said)
-
-
-def _text(time: datetime.datetime) -> str:
-    return time.astimezone(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -99,10 +99,39 @@ class Times:
             begin = _next_minute(begin)
         return None
 
+    def missed(
+        self, since: datetime.datetime, now: datetime.datetime
+    ) -> Iterator[datetime.datetime]:
+        """
+        Times of the expression after ``since`` whose sweep can no longer begin, in UTC.
+
+        Those that lay in quiet hours until then were not meant to be served, and are left out.
+        """
+        late = datetime.timedelta(seconds=self.late_seconds)
+        for time, following in itertools.pairwise(self._after(since)):
+            end = min(time + late, following) + self._shift
+            if end > now:
+                return
+            if self._could_begin(time + self._shift, end):
+                yield time
+
+    @property
+    def text(self) -> str:
+        """The expression and its zone."""
+        return f"{self.cron} {self.zone}"
+
     def is_quiet(self, now: datetime.datetime) -> bool:
         """Whether no sweep may begin."""
         local = now.astimezone(zoneinfo.ZoneInfo(self.zone))
         return any(quiet.holds(local) for quiet in self.quiet)
+
+    def _could_begin(self, begin: datetime.datetime, end: datetime.datetime) -> bool:
+        """Whether a moment between is not quiet."""
+        while begin < end:
+            if not self.is_quiet(begin):
+                return True
+            begin = _next_minute(begin)
+        return False
 
     @property
     def _shift(self) -> datetime.timedelta:

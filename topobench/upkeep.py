@@ -126,9 +126,16 @@ def _spool_outcome(store: Any, folder: Path) -> Outcome:
         "conflicts": found.conflicts,
         "problems": list(found.problems),
         "busy": list(found.busy),
+        "elsewhere": dict(found.elsewhere),
     }
-    nothing = [] if found.files or found.busy else [f"{folder}: every file was brought in before"]
-    return _import_outcome(data, nothing)
+    told = [
+        f"left, as of the store {place}: {', '.join(files[:3])}{' ...' if files[3:] else ''}; give "
+        "that with --store, or name a file itself to bring it in here"
+        for place, files in found.elsewhere.items()
+    ]
+    if not (found.files or found.busy or told):
+        told = [f"{folder}: every file was brought in before"]
+    return _import_outcome(data, told)
 
 
 def _merge_outcome(store: Any, url: str, as_cluster: str | None) -> Outcome:
@@ -150,7 +157,7 @@ def _merge_outcome(store: Any, url: str, as_cluster: str | None) -> Outcome:
 def _import_outcome(data: dict[str, Any], warnings: Sequence[str] = ()) -> Outcome:
     from topobench.report.tables_text import render_facts
 
-    whole = not (data["problems"] or data.get("busy"))
+    whole = not (data["problems"] or data.get("busy") or data.get("elsewhere"))
     left = len(data["problems"]) - _SHOWN
     more = [f"and {left} more"] if left > 0 else []
     shown = {**data, "problems": [*data["problems"][:_SHOWN], *more]}

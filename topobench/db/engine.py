@@ -37,6 +37,9 @@ BUSY_SECONDS = 20.0
 """How long a writer waits for another one."""
 
 CONNECT_SECONDS = 10
+_PLACE = ("host", "port", "dbname", "hostaddr", "service", "options")
+"""Parameters of a PostgreSQL URL that say which database is meant."""
+_POSTGRES_PORT = 5432
 
 
 def parse_url(url: str) -> URL:
@@ -89,6 +92,22 @@ def sqlite_path(url: URL) -> Path | None:
     if url.drivername != "sqlite" or url.database in (None, ":memory:"):
         return None
     return Path(str(url.database))
+
+
+def place_of(url: str) -> str:
+    """
+    Which database a URL names, whoever asks it: without user, password and settings.
+
+    Raises:
+        UsageError: It names neither SQLite nor PostgreSQL.
+    """
+    parsed = parse_url(url)
+    if parsed.drivername == "sqlite":
+        path = sqlite_path(parsed)
+        return f"sqlite:///{parsed.database if path is None else path.resolve()}"
+    given = {k: v for k, v in sorted(parsed.query.items()) if k in _PLACE}
+    port = parsed.port or _POSTGRES_PORT
+    return mask_url(URL.create("postgresql", None, None, parsed.host, port, parsed.database, given))
 
 
 def make_engine(url: URL, *, read_only: bool = False) -> Engine:

@@ -18,7 +18,7 @@ from typing import Any
 
 from topobench.db.columns import now_text
 from topobench.db.engine import mask_url, parse_url
-from topobench.db.spool import FOLDER, Spool, import_spool, perform
+from topobench.db.spool import FOLDER, Spool, import_files, perform
 from topobench.db.store import Store
 from topobench.db.writer import Stored
 from topobench.errors import StoreError, StoreUnreachable
@@ -98,6 +98,8 @@ class Recorder:
     def begin_sweep(self, *, id: str, **start: Any) -> None:
         """As :meth:`Store.begin_sweep`."""
         self._sweep = id
+        if self._spool is not None:  # nothing is in it yet
+            self._spool = self._new_spool(id)
         self._do("begin_sweep", {"id": id, **start})
 
     def put_host(self, sweep: str, host: Host) -> None:
@@ -129,7 +131,7 @@ class Recorder:
             raise
         except StoreError as error:
             # One refused run is no reason to keep the others out of the store.
-            with Spool(self._folder, f"{self._sweep or 'run'}-refused") as spool:
+            with self._new_spool(f"{self._sweep or 'run'}-refused") as spool:
                 spool.append("put_run", {"run": run})
             self._warn(f"a run was refused and kept in {self._folder}: {error}")
             return None
@@ -146,7 +148,7 @@ class Recorder:
         self._do("end_sweep", {"id": id, "status": status, "ended_at": ended, "warnings": warnings})
         if self._spool is not None:
             self._spool.close()
-            self._bring_in()
+            self._bring_in(self._spool)
 
     def mark_interrupted(self, id: str) -> None:
         """As :meth:`Store.mark_interrupted`; nothing while the store is away."""
@@ -221,21 +223,31 @@ class Recorder:
 
     def _begin_spool(self, error: StoreError) -> None:
         """Go on with the spool; it begins with what the runs in it rest on."""
-        self._spool = Spool(self._folder, self._sweep or "sweep")
+        self._spool = self._new_spool(self._sweep or "sweep")
         for op, data in self._calls:
             if not isinstance(data, bytes):
                 self._spool.append(op, data)
         self._warn(f"{error}; results go to {self._folder} from here on: {self._advice()}")
 
-    def _bring_in(self) -> None:
+    def _new_spool(self, name: str) -> Spool:
+        return Spool(self._folder, name, url=self._url)
+
+    def _bring_in(self, spool: Spool) -> None:
+        """Bring this sweep's own files in; what others left there is no part of it."""
         try:
             store = self._store = self._store or Store.open(self._url)
-            imported = import_spool(store, self._folder)
+            imported = import_files(store, self._folder, spool.finished)
         except StoreError as error:
             self._warn(f"{error}; the results are safe in {self._folder}: {self._advice()}")
             return
         if imported.problems:
             self._warn("; ".join(imported.problems[:3]))
+            return
+        if imported.busy:
+            self._warn(
+                f"another process brings in what is in {self._folder}; it takes these results "
+                f"along, or: {self._advice()}"
+            )
             return
         self._spool = None
         self._warn(f"the store is back: {imported.stored} runs were brought in from the spool")

@@ -208,6 +208,10 @@ schedule_state = Table(
     Column("sweep", Text),
     Column("message", Text),
     Column("findings", JsonText, nullable=False),
+    Column("served_at", UtcTime),
+    Column("times", Text),
+    Column("missed", Integer, nullable=False),
+    Column("missed_until", UtcTime),
     PrimaryKeyConstraint("cluster", "schedule"),
 )
 

@@ -2,8 +2,9 @@
 Keeps results on disk while the database is away, and brings them in later, exactly once.
 
 A spool is a folder of JSON lines, one line a writer call, on disk (fsync) before the call
-returns. A file being written ends in ``.part`` and is locked by its writer; a finished one
-ends in ``.jsonl``; one that was brought in ends in ``.imported`` and may be deleted.
+returns; the first line of a file says of which store it is. A file being written ends in
+``.part`` and is locked by its writer; a finished one ends in ``.jsonl``; one that was brought
+in ends in ``.imported`` and may be deleted. What was wrong with one is in ``.problems`` beside it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from topobench.db import schedules
+from topobench.db.engine import place_of
+from topobench.db.files import identity
 from topobench.db.store import Store
 from topobench.db.writer import Stored
 from topobench.errors import StoreConflict, StoreError, StoreUnreachable
@@ -28,6 +33,16 @@ ROTATE_BYTES = 64 * 1024 * 1024
 FOLDER = "topobench-spool"
 CALLS = ("begin_sweep", "put_host", "plan_cells", "put_run", "resume_sweep", "end_sweep")
 """Methods of :class:`Store` that may be spooled."""
+END_SCHEDULE = "end_schedule"
+"""The call of ``schedules.end_late``: a try of a schedule ended while the store was away."""
+_OF_STORE = "of_store"
+_NOT_YET = (".jsonl", ".part")
+_PROBLEMS = ".problems"
+_AGAIN_SECONDS = 86400.0
+_LONGEST_FIRST_LINE = 4096
+
+Call = Mapping[str, Any]
+"""The arguments of a call."""
 
 
 class Spool:
@@ -37,14 +52,22 @@ class Spool:
     Args:
         folder: Made if it is not there.
         name: Beginning of the file names, such as the sweep's UUID.
+        url: Of the store that the calls are for.
+
+    Attributes:
+        finished: Files that are whole.
 
     Raises:
         StoreUnreachable: The folder can't be written to either.
     """
 
-    def __init__(self, folder: Path, name: str, *, rotate_bytes: int = ROTATE_BYTES) -> None:
+    def __init__(
+        self, folder: Path, name: str, *, url: str, rotate_bytes: int = ROTATE_BYTES
+    ) -> None:
         self.folder = folder
+        self.finished: list[Path] = []
         self._name = name
+        self._head = _line(_OF_STORE, {"place": place_of(url)})
         self._rotate_bytes = rotate_bytes
         self._file: IO[bytes] | None = None
 
@@ -56,12 +79,12 @@ class Spool:
 
     def append(self, op: str, data: Mapping[str, Any]) -> None:
         """Write one call and have it on disk."""
-        line = json.dumps({"topobench_spool": FORMAT, "op": op, "data": encode(data)}) + "\n"
+        line = _line(op, encode(data))
         with self._mapped():
             file = self._file or self._open()
             start = file.tell()
             try:
-                _write_all(file, line.encode())
+                _write_all(file, line if start else self._head + line)
             except OSError:
                 # What did get written must not spoil the next line.
                 file.truncate(start)
@@ -77,7 +100,7 @@ class Spool:
         file, self._file = self._file, None
         with self._mapped(), file:
             part = Path(file.name)
-            part.rename(part.with_suffix(".jsonl"))
+            self.finished.append(part.rename(part.with_suffix(".jsonl")))
             _sync_folder(self.folder)
 
     def _open(self) -> IO[bytes]:
@@ -88,10 +111,14 @@ class Spool:
             if any(self.folder.glob(f"{stem}.*")):
                 continue
             with contextlib.suppress(FileExistsError):
-                self._file = part.open("xb", buffering=0)
-                fcntl.flock(self._file, fcntl.LOCK_EX)
+                file = part.open("xb", buffering=0)
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if not _is_still(part, file):  # an import took it, empty, for one of a dead sweep
+                    file.close()
+                    continue
+                self._file = file
                 _sync_folder(self.folder)
-                return self._file
+                return file
         raise StoreUnreachable(f"spool {self.folder}: too many files of {self._name}")
 
     @contextlib.contextmanager
@@ -112,7 +139,8 @@ class Imported:
         already: Runs that were stored before.
         conflicts: Runs refused, because another one has their UUID.
         problems: ``file:line: what`` for every line that could not be brought in.
-        busy: Files that a living sweep still writes to.
+        busy: Files that a living sweep still writes to; the folder, where another import works.
+        elsewhere: Files of other stores, by the place of those.
     """
 
     files: int = 0
@@ -121,13 +149,15 @@ class Imported:
     conflicts: int = 0
     problems: list[str] = field(default_factory=list)
     busy: list[str] = field(default_factory=list)
+    elsewhere: dict[str, list[str]] = field(default_factory=dict)
 
 
 def import_spool(store: Store, path: Path) -> Imported:
     """
     Bring a spool's calls into a store; calls that are already there change nothing.
 
-    A file all of whose lines came in is renamed to ``.imported``; one with problems stays.
+    A file all of whose lines came in is renamed to ``.imported``; one with problems stays. Of a
+    folder, files of other stores stay, too.
 
     Args:
         path: A folder, or one file of it.
@@ -136,20 +166,107 @@ def import_spool(store: Store, path: Path) -> Imported:
         StoreError: There is no such file or folder.
         StoreUnreachable: The store went away; what came in stays in, and again is safe.
     """
-    result = Imported()
-    if path.is_dir():
-        files = sorted((*path.glob("*.jsonl"), *path.glob("*.part")))
-    elif path.is_file():
-        files = [path]
-    else:
+    if path.is_file():
+        return import_files(store, path.parent, [path])
+    if not path.is_dir():
         raise StoreError(f"{path}: no such file or folder; a spool is a folder of .jsonl files")
-    for file in files:
-        _import_file(store, file, result)
-    store.finish_rollups()
+    own = place_of(store.url)
+    files: list[Path] = []
+    elsewhere: dict[str, list[str]] = {}
+    for file in files_of(path):
+        place = place_told(file) or own
+        if place == own:
+            files.append(file)
+        else:
+            elsewhere.setdefault(place, []).append(str(file))
+    result = import_files(store, path, files)
+    result.elsewhere = elsewhere
     return result
 
 
-def _import_file(store: Store, path: Path, result: Imported) -> None:
+def import_files(
+    store: Store, folder: Path, files: Iterable[Path], ended: Callable[[Call], None] | None = None
+) -> Imported:
+    """
+    As :func:`import_spool`, of some files; one import at a time works in a folder.
+
+    Args:
+        ended: Is told each try of a schedule that has ended, before its file counts as brought
+            in: what it raises keeps the file for the next time.
+    """
+    result = Imported()
+    with _alone_in(folder) as alone:
+        if not alone:
+            result.busy.append(str(folder))
+            return result
+        for file in files:
+            _import_file(store, file, result, ended)
+    return result
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of a spool that were not brought in, those of one sweep in their order."""
+    return sorted(f for kind in _NOT_YET for f in folder.glob(f"*{kind}"))
+
+
+def files_for(folder: Path, url: str) -> list[Path]:
+    """
+    Those of one store that an import without a person's asking takes.
+
+    One with problems is tried again after a day: a store's rights, or our version, may be mended.
+    """
+    own = place_of(url)
+    return [f for f in files_of(folder) if place_told(f) == own and not _failed_of_late(f)]
+
+
+def place_told(file: Path) -> str | None:
+    """The place of the store that a file is of (``place_of``); None if that is not told."""
+    try:
+        with file.open("rb") as opened:
+            call = _parse(opened.readline(_LONGEST_FIRST_LINE))
+        return str(call["data"]["place"]) if call["op"] == _OF_STORE else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def problems_told(file: Path) -> str:
+    """What was wrong with a file when it was last tried; empty for nothing, or not yet."""
+    try:
+        return file.with_suffix(_PROBLEMS).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _failed_of_late(file: Path) -> bool:
+    try:
+        age = time.time() - file.with_suffix(_PROBLEMS).stat().st_mtime
+    except OSError:
+        return False
+    return 0 <= age < _AGAIN_SECONDS
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[bool]:
+    """Whether no other process imports from a folder, and none does until this ends."""
+    try:
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise StoreError(f"{folder}: {error.strerror}") from error
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(number)
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.close(number)
+
+
+def _import_file(
+    store: Store, path: Path, result: Imported, ended: Callable[[Call], None] | None
+) -> None:
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(path.open("rb"))
@@ -161,17 +278,40 @@ def _import_file(store: Store, path: Path, result: Imported) -> None:
             return
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}") from error
+        if not _is_still(path, file):  # its writer, or another import, was quicker
+            return
         result.files += 1
         before = len(result.problems)
         for number, line in enumerate(file, 1):
-            _import_line(store, f"{path}:{number}", line, result)
-        if len(result.problems) == before:
-            path.rename(path.with_suffix(".imported"))
+            call = _import_line(store, f"{path}:{number}", line, result)
+            if call is not None and ended is not None:
+                ended(call)
+        store.finish_rollups()
+        _close_file(path, result.problems[before:])
 
 
-def _import_line(store: Store, where: str, line: bytes, result: Imported) -> None:
+def _close_file(path: Path, problems: Sequence[str]) -> None:
+    note = path.with_suffix(_PROBLEMS)
+    if problems:
+        with contextlib.suppress(OSError):  # the file itself stays, which matters
+            note.write_text("\n".join(problems) + "\n", encoding="utf-8")
+        return
+    try:
+        path.rename(path.with_suffix(".imported"))
+        note.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"{path}: was brought in, but cannot be renamed to .imported: {error.strerror}; make "
+            "its folder writable"
+        ) from error
+
+
+def _import_line(store: Store, where: str, line: bytes, result: Imported) -> Call | None:
+    """Do the call of a line; its arguments if it ends a try of a schedule."""
     try:
         call = _parse(line)
+        if call["op"] == _OF_STORE:
+            return None
         done = perform(store, call["op"], revive(call["data"]))
     except StoreUnreachable:
         raise
@@ -187,6 +327,8 @@ def _import_line(store: Store, where: str, line: bytes, result: Imported) -> Non
     else:
         result.stored += done is Stored.STORED
         result.already += done is Stored.ALREADY_STORED
+        return call["data"] if call["op"] == END_SCHEDULE else None
+    return None
 
 
 def _what(error: Exception) -> str:
@@ -216,6 +358,9 @@ def perform(store: Store, op: str, data: Mapping[str, Any]) -> Stored | None:
     Raises:
         ValueError: No such call.
     """
+    if op == END_SCHEDULE:
+        schedules.end_late(store, **data)
+        return None
     if op not in CALLS:
         raise ValueError(f"unknown call {op!r}")
     done: Stored | None = getattr(store, op)(**data)
@@ -243,6 +388,16 @@ def revive(data: Mapping[str, Any]) -> dict[str, Any]:
         if key in data:
             revived[key] = [each(v) for v in data[key]]
     return revived
+
+
+def _line(op: str, data: Mapping[str, Any]) -> bytes:
+    return (json.dumps({"topobench_spool": FORMAT, "op": op, "data": data}) + "\n").encode()
+
+
+def _is_still(path: Path, file: IO[bytes]) -> bool:
+    """Whether a file that was opened, and locked since, still has its name."""
+    found = os.fstat(file.fileno())
+    return identity(path) == (found.st_dev, found.st_ino)
 
 
 def _write_all(file: IO[bytes], data: bytes) -> None:

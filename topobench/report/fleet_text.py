@@ -14,13 +14,53 @@ from topobench.report.words import counts_text
 
 Document = Mapping[str, Any]
 _LONGEST = 4000
+_MOST_PROBLEMS = 5
 
 
 def render_fleet(data: Document) -> RenderableType:
     """The sweeps of a fleet (``data`` of ``topobench sweep --format json``)."""
-    if not data["sweeps"]:
-        return Text(f"fleet {clean(data['fleet'])}: nothing is due")
-    return Group(*(line for sweep in data["sweeps"] for line in _sweep(sweep)))
+    told = [
+        *(line for wrong in data["wrong"] for line in _wrong(wrong)),
+        *(line for brought in data["spool"] for line in _brought(brought)),
+        *(_missed(missed) for missed in data["missed"]),
+        *(line for sweep in data["sweeps"] for line in _sweep(sweep)),
+    ]
+    return Group(*told) if told else Text(f"fleet {clean(data['fleet'])}: nothing is due")
+
+
+def _wrong(wrong: Document) -> Iterator[RenderableType]:
+    yield Text(f"{clean(wrong['cluster'])}: not swept until this is mended", style="bold")
+    for line in wrong["mistakes"]:
+        yield Prose(clean(line, _LONGEST))
+
+
+def _brought(brought: Document) -> Iterator[RenderableType]:
+    where = "of no store of this fleet"
+    if brought["store"] is not None:
+        runs = f"{brought['stored']} new runs, {brought['already_stored']} that were there"
+        where = f"{brought['files']} files into {clean(brought['store'])}: {runs}"
+    yield Text(f"spool: {where}", style="bold")
+    for line in brought["problems"][:_MOST_PROBLEMS]:
+        yield Prose(f"not brought in: {clean(line, _LONGEST)}")
+    left = len(brought["problems"]) - _MOST_PROBLEMS
+    if left > 0:
+        yield Prose(f"and {left} more; each is in the file .problems beside its own")
+
+
+def _missed(missed: Document) -> RenderableType:
+    name = f"{clean(missed['cluster'])}/{clean(missed['schedule'])}"
+    first, last = (_minute(missed[k]) for k in ("first", "last"))
+    which = first if first == last else f"{first} to {last}"
+    more = " or more" if missed["more"] else ""
+    times = "time" if missed["count"] == 1 else "times"
+    return Prose(
+        f"{name}: missed {missed['count']}{more} {times} since the sweep of "
+        f"{_minute(missed['since'])}: {which} UTC"
+    )
+
+
+def _minute(text: str) -> str:
+    return f"{text[:10]} {text[11:16]}"
 
 
 def _sweep(sweep: Document) -> Iterator[RenderableType]:

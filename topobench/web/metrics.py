@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,30 +29,59 @@ def exposition(site: Site) -> bytes:
     return generate_latest(_registry([site]))
 
 
-def write_textfile(sites: Sequence[Site], path: Path) -> None:
+def of_look(wrong: Sequence[str], spool: Mapping[str, int]) -> list[Metric]:
+    """
+    What no store tells of a fleet.
+
+    Args:
+        wrong: Clusters that cannot be swept for their mistakes.
+        spool: Files of the spool that are in no store, by state.
+    """
+    mistaken = GaugeMetricFamily(
+        "topobench_cluster_wrong",
+        "1 for each cluster of the fleet whose file or entry has mistakes: it is not swept",
+        labels=["cluster"],
+    )
+    for cluster in wrong:
+        mistaken.add_metric([cluster], 1)
+    files = GaugeMetricFamily(
+        "topobench_spool_files",
+        "Spooled files that are in no store: waiting for it, or broken",
+        labels=["state"],
+    )
+    for state, number in spool.items():
+        files.add_metric([state], number)
+    return [mistaken, files]
+
+
+def write_textfile(sites: Sequence[Site], path: Path, more: Iterable[Metric] = ()) -> None:
     """
     Write the same metrics of several stores as a file, never seen half written.
+
+    Args:
+        more: Written behind them.
 
     Raises:
         TopobenchError: It cannot be written.
     """
     try:
-        write_to_textfile(str(path), _registry(sites))
+        write_to_textfile(str(path), _registry(sites, more))
     except OSError as error:
         raise TopobenchError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _registry(sites: Sequence[Site]) -> CollectorRegistry:
+def _registry(sites: Sequence[Site], more: Iterable[Metric] = ()) -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Fleet(sites))
+    registry.register(_Fleet(sites, more))
     return registry
 
 
 class _Fleet(Collector):
     """No counters of this process: everything is a gauge of what is stored."""
 
-    def __init__(self, sites: Sequence[Site]) -> None:
+    def __init__(self, sites: Sequence[Site], more: Iterable[Metric]) -> None:
         self._sites = sites
+        self._more = more
 
     def describe(self) -> list[Metric]:
         """Nothing: names are told when they are asked for."""
@@ -71,6 +100,7 @@ class _Fleet(Collector):
                 up = 0
         yield _single("topobench_store_up", "Whether the store can be read", {}, up)
         yield from _merged(found)
+        yield from self._more
 
 
 def _of_store(store: Store) -> Iterator[Metric]:
@@ -145,12 +175,18 @@ def _schedules(store: Store) -> Iterator[Metric]:
         "Exit code of the last try that ended, as of topobench probe",
         labels=["cluster", "schedule"],
     )
+    missed = GaugeMetricFamily(
+        "topobench_schedule_missed_times",
+        "Times of a schedule that went by since its last sweep without one",
+        labels=["cluster", "schedule"],
+    )
     for state in schedules.every(store):
         labels = [state.cluster, state.schedule]
+        missed.add_metric(labels, state.missed)
         tried.add_metric(labels, state.tried_at.timestamp())
         if state.exit_code is not None:
             codes.add_metric(labels, state.exit_code)
-    yield from (tried, codes)
+    yield from (tried, codes, missed)
 
 
 def _merged(metrics: Iterable[Metric]) -> Iterable[Metric]:

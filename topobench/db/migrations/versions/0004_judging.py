@@ -65,6 +65,10 @@ def upgrade() -> None:
         sa.Column("sweep", sa.Text()),
         sa.Column("message", sa.Text()),
         sa.Column("findings", sa.Text(), nullable=False),
+        sa.Column("served_at", TIME),
+        sa.Column("times", sa.Text()),
+        sa.Column("missed", sa.Integer(), nullable=False),
+        sa.Column("missed_until", TIME),
         sa.PrimaryKeyConstraint("cluster", "schedule", name=op.f("pk_schedule_state")),
     )
 
