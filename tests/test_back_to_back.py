@@ -15,9 +15,11 @@ import pytest
 from host_queue import Device, HostQueue, host_queue
 from probing import Listener
 from topobench.probes import cuda
-from topobench.probes.accelerator import Gpu
+from topobench.probes.accelerator import PASSES_SECONDS, QUEUED_GRAPHS, Gpu, passes_of
 from topobench.probes.back_to_back import Chain
 from topobench.probes.device_work import Site
+from topobench.probes.passes import DEVICE_SECONDS
+from topobench.probes.prefill import sampling_rows
 from topobench.probes.timing import BURST_SECONDS, PAUSE_SECONDS, Bursts, Timed
 
 PASS, SLOWER, MEMORY = 51e-3, 0.08, 0.05
@@ -151,6 +153,17 @@ def test_bursts_of_a_chain_are_those_of_single_samples(
     assert timed.samples == pytest.approx([seconds] * len(timed.samples))
     assert found.chain.rest_share == 0.0
     assert timed.stop_reason == "budget"
+
+
+@pytest.mark.parametrize("seconds", [3.5e-3, 13e-3, 0.055, 0.112, 0.24, 0.5])
+def test_rows_of_replays_take_as_long_as_is_estimated(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """With finding out how many passes are a row, which is most of it for short ones."""
+    device = Device(enqueue_seconds=1e-4, run_seconds=seconds, depth=QUEUED_GRAPHS)
+    count, budget = passes_of(PASSES_SECONDS, seconds), max(DEVICE_SECONDS, 3 * seconds)
+    case(monkeypatch, device, count=count, budget=budget).run()
+    assert sampling_rows(seconds, DEVICE_SECONDS) == pytest.approx(device.now, rel=0.1)
 
 
 def test_nothing_runs_in_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:

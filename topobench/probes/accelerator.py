@@ -50,6 +50,8 @@ At its power limit the clock of a GPU moves: single passes of 55 ms deviate by 0
 H200, rows of three by 0.6 to 0.7. Two bursts hold six such rows. GPUs that share a model wait for
 each other, stay below the limit and deviate by 0.2 % with the shorter ones.
 """
+QUEUED_GRAPHS = 15
+"""Graphs that the queue of launches of an H200 holds, about; for estimates."""
 SHARED_REST_FROM = 20e-3
 """Seconds of a pass that GPUs share from which on a pause comes before the first, too."""
 CEILING_SIZES = {"cuda": 8192, "cpu": 512}
@@ -203,6 +205,11 @@ def alike(device: Accelerator, ask: Callable[[], float]) -> list[float]:
     return found
 
 
+def passes_of(row: float, once: float) -> int:
+    """Passes of a row that lasts about so long; as many as may be queued behind a spin."""
+    return min(QUEUE_MAX, max(1, round(row / once)))
+
+
 class Gpu:
     """One GPU, or one of several that do the same at once; see :class:`Accelerator`."""
 
@@ -262,7 +269,7 @@ class Gpu:
         """
         once = max(self._site.gather(self.once(call)))
         row = PASSES_SECONDS if self._site.group is None else SHARED_PASSES_SECONDS
-        count = min(QUEUE_MAX, max(1, round(row / once)))
+        count = passes_of(row, once)
         budget_seconds = max(budget_seconds, self._least_passes(once) * once)
         sampler = Bursts(stats.BANDWIDTH_TOLERANCE, budget_seconds)
         enqueue = functools.partial(_repeat, call)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -17,7 +17,6 @@ from topobench.errors import ProbeUnavailable
 from topobench.probes import attention, decode_metrics, gemm, precisions
 from topobench.probes import prefill_metrics as common
 from topobench.probes.accelerator import (
-    PASSES_SECONDS,
     SHARED_PASSES_SECONDS,
     Accelerator,
     accelerator,
@@ -43,13 +42,14 @@ from topobench.probes.prefill import (
     ASSUMED_ON_CPUS,
     AUTO,
     COMPILE_SECONDS,
-    LARGE_SET_UP_SECONDS,
+    FIRST_SECONDS,
     MODE_ON,
     ON_CPUS,
     ON_GPUS,
-    SET_UP_SECONDS,
     WIDEST_ON_CPUS,
     sampling,
+    sampling_rows,
+    set_up_seconds,
 )
 from topobench.probes.protocol import (
     Arms,
@@ -61,6 +61,7 @@ from topobench.probes.protocol import (
     suited,
 )
 from topobench.probes.shapes import SHAPE_HELP, Shape, shape_of
+from topobench.probes.timing import PAUSE_SECONDS
 from topobench.probes.transformer import Place
 from topobench.reading import Metric, Reading, ReasonCode
 from topobench.units import format_bytes
@@ -69,6 +70,8 @@ CONTEXT_ON = (2048, 256)
 ASSUMED_BYTES_PER_SECOND = 3.6e12
 """Of a large GPU's memory, for estimates."""
 LEAST_STEP_SECONDS = 5e-4
+COPIES_SECONDS, SHARED_COPIES_SECONDS = 3.0, 1.1
+"""Of a worker: how fast memory is copied, on a GPU alone in rows as long as those of passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +178,24 @@ class Decode:
         else:
             once = LEAST_STEP_SECONDS + work / ASSUMED_ON_CPUS
         lap = once * (segments_of(once) if self.at_once == "all" else 1)
-        least = SHARED_PASSES_SECONDS if self.at_once == "all" else PASSES_SECONDS
-        row = max(lap, least) if large else lap
+        alone = large and self.at_once != "all"
+        row = max(lap, SHARED_PASSES_SECONDS) if large else lap
         device = sampling(row, once, DEVICE_SECONDS, large)
+        if alone:
+            device = sampling_rows(once, DEVICE_SECONDS)
         walls = sampling(lap, once, WALL_SECONDS, large)
         compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
-        set_up = LARGE_SET_UP_SECONDS if large else SET_UP_SECONDS
-        return set_up + device + walls + 30 * once + compiling
+        pause = PAUSE_SECONDS if large and self.mode != "compile" else 0.0
+        set_up = set_up_seconds(large, alone)
+        return set_up + device + walls + 30 * once + pause + compiling
+
+    def first_uses(self) -> Mapping[str, float]:
+        """What steps are held against, and the first model of that type."""
+        if shape_of(ON_GPUS if self.shape == AUTO else self.shape).width <= WIDEST_ON_CPUS:
+            return {}
+        copies = SHARED_COPIES_SECONDS if self.at_once == "all" else COPIES_SECONDS
+        products = PRECISIONS[self.dtype].product
+        return {f"products in {products}": FIRST_SECONDS, "copies in memory": copies}
 
     def _readings(self, device: Accelerator, context: WorkerContext) -> list[Reading]:
         """All readings: no setting of torch's holds while the worker sends them."""

@@ -17,12 +17,14 @@ from topobench.probes import attention, gemm, precisions, prefill_metrics, shard
 from topobench.probes.accelerator import (
     LEAST_PASSES,
     PASSES_SECONDS,
+    QUEUED_GRAPHS,
     SHARED_PASSES_SECONDS,
     SHARED_REST_FROM,
     Accelerator,
     accelerator,
     alike,
     memory_named,
+    passes_of,
 )
 from topobench.probes.bench import BENCH
 from topobench.probes.device_work import segments_of
@@ -42,7 +44,13 @@ from topobench.probes.protocol import (
     suited,
 )
 from topobench.probes.shapes import SHAPE_HELP, Shape, flop, shape_of
-from topobench.probes.timing import N_FLOOR, OVERRUN, PAUSE_SECONDS, bursts_seconds
+from topobench.probes.timing import (
+    N_FLOOR,
+    OVERRUN,
+    PAUSE_SECONDS,
+    SPIN_MAX_SECONDS,
+    bursts_seconds,
+)
 from topobench.probes.transformer import Place, Transformer
 from topobench.reading import Metric, Reading, ReasonCode
 from topobench.units import format_bytes
@@ -62,6 +70,8 @@ ASSUMED_FLOP_PER_SECOND = {
 ASSUMED_ON_CPUS = 2e10
 SET_UP_SECONDS, LARGE_SET_UP_SECONDS = 0.25, 1.2
 """Of a case: choice of attention, graph, checks, parts of the host, stages, count of kernels."""
+ALONE_SET_UP_SECONDS = 0.8
+"""The same of a GPU alone, where finding out how many passes are a sample counts by itself."""
 TWIN_SET_UP_SECONDS = 1.0
 """Where GPUs share a model: graphs with all-reduces in them, and one without."""
 FIRST_SECONDS = 3.6
@@ -169,17 +179,18 @@ class Prefill:
         once = 1e-4 + flop(shape, self.tokens, self.batch) / rate / self.tensor_parallel
         together = self.at_once == "all" and self.tensor_parallel == 1
         lap = once * (segments_of(once) if together else 1)
-        alone = self.tensor_parallel == 1 and not together
-        least = PASSES_SECONDS if alone else SHARED_PASSES_SECONDS
-        row = max(lap, least) if large else lap
+        alone = large and self.tensor_parallel == 1 and not together
+        row = max(lap, SHARED_PASSES_SECONDS) if large else lap
         rests = self.tensor_parallel == 1 or once >= SHARED_REST_FROM
         device = sampling(row, once, DEVICE_SECONDS, large, rests)
+        if alone:
+            device = sampling_rows(once, DEVICE_SECONDS)
         walls = sampling(lap, once, WALL_SECONDS, large, rests)
         compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
         apart = TWIN_SET_UP_SECONDS + device if self.tensor_parallel > 1 else 0.0
         staged = large and self.mode != "compile"
         pause = PAUSE_SECONDS if staged else 0.0
-        set_up = LARGE_SET_UP_SECONDS if large else SET_UP_SECONDS
+        set_up = set_up_seconds(large, alone)
         return set_up + device + walls + 20 * once + pause + compiling + apart
 
     def first_uses(self) -> Mapping[str, float]:
@@ -272,6 +283,31 @@ class Prefill:
         context.note("attention", chosen)
         context.note("attention_tried", tried)
         return chosen
+
+
+def set_up_seconds(large: bool, alone: bool) -> float:
+    """Of a case, by the size of its model; ``alone`` is a GPU without others."""
+    if alone:
+        return ALONE_SET_UP_SECONDS
+    return LARGE_SET_UP_SECONDS if large else SET_UP_SECONDS
+
+
+def sampling_rows(once: float, budget: float) -> float:
+    """
+    About how long it takes to sample rows of passes of a GPU alone.
+
+    Each number of passes that is tried runs at least twice before it is known to be too large; the
+    one that fits runs six times (``back_to_back.Chain.fit``) before the first sample.
+
+    Args:
+        once: Seconds of a pass.
+    """
+    count, tried = passes_of(PASSES_SECONDS, once), 0.0
+    while count > QUEUED_GRAPHS:
+        tried += 2 * count * once + SPIN_MAX_SECONDS
+        count //= 2
+    row = count * once
+    return tried + 6 * row + bursts_seconds(row, max(budget, LEAST_PASSES * once))
 
 
 def sampling(lap: float, once: float, budget: float, on_gpu: bool, rests: bool = True) -> float:
