@@ -44,7 +44,7 @@ CEILING_SECONDS = 1.5
 """Length of the measurement of matrix products, of which the second half counts."""
 PASSES_SECONDS, SHARED_PASSES_SECONDS = 0.17, 0.05
 """
-Of passes that are a sample on a GPU alone; at least, on GPUs that share a model or run at once.
+Of passes that are a sample on a GPU alone; about, on GPUs that share a model or run at once.
 
 At its power limit the clock of a GPU moves: single passes of 55 ms deviate by 0.9 to 1.8 % on an
 H200, rows of three by 0.6 to 0.7. Two bursts hold six such rows. GPUs that share a model wait for
