@@ -232,6 +232,33 @@ def test_a_host_that_stays_too_slow_gives_each_sample_a_spin(
     assert device.now < 4 * (BURST_SECONDS + PAUSE_SECONDS)
 
 
+def test_samples_with_rest_are_not_mixed_with_those_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The host becomes too slow half-way: what it gave before, without rest, was 8 % slower."""
+    device = Limited(enqueue_seconds=EAGER)
+    monkeypatch.setattr(time, "perf_counter", lambda: device.now)
+    monkeypatch.setattr(cuda, "CudaQueue", lambda torch: device)
+    samplers: list[Bursts] = []
+
+    def enqueue(count: int) -> None:
+        enough = samplers and len(samplers[0].counted) >= 3
+        device.enqueue_seconds = 57e-3 if enough else EAGER
+        device.enqueue(count)
+
+    def begin() -> Bursts:
+        samplers.append(sampling(device, 0.5)[0])
+        return samplers[-1]
+
+    site = Site(SimpleNamespace(), Listener().context(), None)
+    figures, rest = site.back_to_back(enqueue, 1, begin)
+    mixed, alike = samplers
+    assert min(mixed.counted) == pytest.approx(PASS * (1 + SLOWER), rel=0.01)
+    assert figures.total.samples == alike.timed().samples
+    assert max(alike.counted) < 0.97 * min(mixed.counted)
+    assert rest == pytest.approx(60 / (60 + 52.5), rel=0.02)
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Gpu, HostQueue, Listener]]:
     """The class for GPUs, whose stream is a thread."""

@@ -271,21 +271,21 @@ class Gpu:
         row = PASSES_SECONDS if self._site.group is None else SHARED_PASSES_SECONDS
         count = passes_of(row, once)
         budget_seconds = max(budget_seconds, self._least_passes(once) * once)
-        sampler = Bursts(stats.BANDWIDTH_TOLERANCE, budget_seconds)
+        begin = functools.partial(Bursts, stats.BANDWIDTH_TOLERANCE, budget_seconds)
         enqueue = functools.partial(_repeat, call)
         if self._site.group is not None:
             segments = device_work.segments_of(once)
-            return self._site.queued(enqueue, count, sampler, segments), "queued"
+            return self._site.queued(enqueue, count, begin(), segments), "queued"
         note = self._site.context.note
         try:
-            figures, rest = self._site.back_to_back(enqueue, count, sampler)
+            figures, rest = self._site.back_to_back(enqueue, count, begin)
             note("rest_share", rest)
             return figures, "queued, each sample behind a spin" if rest else "queued"
         except ProbeError as error:
             if error.code != ReasonCode.UNTIMEABLE:
                 raise
         note("rest_share", None)
-        sampler = Bursts(stats.BANDWIDTH_TOLERANCE, budget_seconds)
+        sampler = begin()
         while not sampler.done():
             sampler.add(self.once(call))
         return Figures(sampler.timed()), "events"

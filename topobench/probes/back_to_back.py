@@ -60,6 +60,10 @@ class Chain(QueueTimer):
         chain.count = longest
         return chain
 
+    def begin(self) -> None:
+        """What was sampled counts no more."""
+        self._rest = self._load = 0.0
+
     @property
     def rest_share(self) -> float | None:
         """

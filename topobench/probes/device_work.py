@@ -146,13 +146,16 @@ class Site:
         return self._figures(race)
 
     def back_to_back(
-        self, enqueue: Enqueue, count: int, sampler: Bursts
+        self, enqueue: Enqueue, count: int, begin: Callable[[], Bursts]
     ) -> tuple[Figures, float | None]:
         """
         Time operations of a GPU alone by its clock, without rest between samples if possible.
 
+        Where that turns out not to be possible, all is sampled anew: with rest a GPU is faster.
+
         Args:
             count: Operations in a sample, at most.
+            begin: What takes the samples.
 
         Returns:
             And the share of rest; see ``back_to_back.Chain``.
@@ -164,8 +167,12 @@ class Site:
         chain = Chain.fit(queue, enqueue, count)
         if chain is None:
             raise _untimeable()
+        sampler, hidden = begin(), chain.hidden
         while not sampler.done():
             sampler.add(chain.follow(sampler))
+            if chain.hidden is not hidden and not sampler.done():
+                sampler, hidden = begin(), chain.hidden
+                chain.begin()
         self._note(chain.count, chain.discarded, mark_overhead(queue))
         return Figures(sampler.timed(chain.count)), chain.rest_share
 
