@@ -36,6 +36,8 @@ RINGS = {
 """Bus bandwidth by ring, one value a process."""
 GATHERED = (8, 4096, MIB, 16 * MIB, 64 * MIB)
 """Bytes of all-gathers."""
+WAYS = ("out", "in")
+"""Directions between two hosts, as the first sees them."""
 WALL = {
     "none": (0.100, 0.104, 0.098, 0.102, 0.096, 0.100),
     "local": (0.098, 0.099, 0.098, 0.099, 0.098, 0.100),
@@ -90,6 +92,7 @@ def fill(store: Store) -> dict[str, str]:
         "prefill": _prefill(store),
         "decode": _decode(store),
         "served": _served(store),
+        "pairs": _pairs(store),
         "second": _night(store, 3),
     }
     _judge(store)
@@ -342,6 +345,24 @@ def _served(store: Store) -> str:
     sweep = begin(store, *cells, hosts=_hosts(OLD, ["h01"]), day=2, profile="full", tag="served")
     for made, readings in planned:
         store.put_run(_run(made, *readings, key="h01", day=2, second=240))
+    store.end_sweep(sweep, "done", ended_at=at(600))
+    return sweep
+
+
+def _pairs(store: Store) -> str:
+    """Three pairs of hosts, both ways: h03 receives at half the speed."""
+    planned = []
+    for pair, direction in itertools.product(
+        (("h01", "h02"), ("h01", "h03"), ("h02", "h03")), WAYS
+    ):
+        params: dict[str, Scalar] = {"bytes": 16 * MIB, "direction": direction, "streams": 4}
+        made = cell(host=pair[0], probe="host_network", params=params, ranks=2)
+        planned.append(dataclasses.replace(made, hosts=pair))
+    sweep = begin(store, *planned, hosts=_hosts(OLD, HOSTS[:3]), day=2, tag="pairs")
+    for made in planned:
+        receiver = made.hosts[1 if made.case.params["direction"] == "out" else 0]
+        speed = 3e9 * (0.5 if receiver == "h03" else 1 + 0.01 * HOSTS.index(receiver))
+        store.put_run(_run(made, reading(speed), key=made.host, day=2, second=300))
     store.end_sweep(sweep, "done", ended_at=at(600))
     return sweep
 

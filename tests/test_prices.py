@@ -20,7 +20,7 @@ from topobench.db.queries import load, run_query
 from topobench.db.store import Store
 from topobench.errors import UsageError
 from topobench.host import Host
-from topobench.reading import Arm, Binding, Scalar
+from topobench.reading import Arm, Binding, Cell, Reason, ReasonCode, Scalar, Status
 
 BUSBW = "busbw_bytes_per_second"
 FROM = "2026-01-01T00:00:00.000000Z"
@@ -286,6 +286,50 @@ def test_a_sweep_has_its_cost(store: Store) -> None:
     assert (row["sweep"], row["n_cells"], row["n_measured"], row["n"]) == (sweep, 3, 2, 2)
     assert (row["run_seconds"], row["gpu_hours"]) == (2.5, pytest.approx(5 / 3600))
     assert row["amount"] == pytest.approx(2.5 / 3600 * 36)
+
+
+def test_hosts_that_measured_together_are_priced_and_counted_each(store: Store) -> None:
+    """
+    Six pairs, one more that shares hosts with them, one of two SKUs, and one that was skipped.
+
+    Pairs that share hosts are no six: what they give has no interval. Two SKUs have no one price.
+    """
+    other = host("x", name="x", gpus=8, labels={"sku": "other"})
+    pairs = [(f"k{n}", f"k{n + 1}") for n in range(0, 12, 2)]
+    made = [_together(pair) for pair in (*pairs, ("k0", "x"))]
+    absent = _together(("k1", "x"), Status.SKIPPED)
+    sweep = begin(store, *made, absent, hosts=[*fleet(12), other])
+    for n, planned in enumerate(made):
+        store.put_run(run(planned, reading((n + 1) * 1e9, metric=BUSBW)))
+    for sku, amount in (("h200-sxm8", 36.0), ("other", 72.0)):
+        add_price(store, dataclasses.replace(price(amount=amount), sku=sku))
+    (row,) = answer(store, "price-all-reduce")
+    assert (row["n_hosts"], row["n_groups"], row["n_measured_hosts"]) == (2, 6, 12)
+    per = [row[f"hour_amount_per_gbps{end}"] for end in ("", "_lo", "_hi")]
+    assert per == pytest.approx([72 / 3.5, 72 / 6, 72 / 1])
+    costs = {r["sku"]: r for r in answer(store, "sweep-cost")}
+    counted = ("n_hosts", "n_cells", "n_measured", "n_skipped", "n", "run_seconds")
+    assert [costs["h200-sxm8"][k] for k in counted] == [12, 8, 7, 1, 7, 7 * 1.25]
+    assert [costs["other"][k] for k in counted] == [1, 0, 0, 0, 0, 0.0]
+    hours = {sku: cost["host_hours"] * 3600 for sku, cost in costs.items()}
+    assert hours == pytest.approx({"h200-sxm8": 13 * 1.25, "other": 1.25})
+    assert costs["other"]["amount"] == pytest.approx(72 * 1.25 / 3600)
+    (left,) = answer(store, "skipped", sweep=sweep)
+    assert (left["n_cells"], left["n_hosts"]) == (1, 2)
+    shared = _together(("k0", "k2"))
+    begin(store, shared, hosts=fleet(3))
+    store.put_run(run(shared, reading(7e9, metric=BUSBW)))
+    (row,) = answer(store, "price-all-reduce")
+    assert (row["n_groups"], row["n_measured_hosts"], row["ci_level"]) == (7, 12, None)
+
+
+def _together(pair: tuple[str, str], status: Status = Status.PLANNED) -> Cell:
+    params: dict[str, Scalar] = {"bytes": 128 << 20, "dtype": "float32", "backend": "gloo"}
+    reason = Reason(ReasonCode.UNREACHABLE, "no way") if status is Status.SKIPPED else None
+    made = cell(
+        host=pair[0], probe="all_reduce", params=params, ranks=2, status=status, reason=reason
+    )
+    return dataclasses.replace(made, hosts=pair)
 
 
 def test_the_commands_speak_json_and_tables(

@@ -24,7 +24,7 @@ from made_fleet import (
 )
 from querying import Fleet, Rows, pick
 from storing import begin, cell, host, reading, run
-from topobench.db import schema
+from topobench.db import queries, schema
 from topobench.db.engine import writing
 from topobench.db.store import Store
 from topobench.effects import benches, compared
@@ -436,13 +436,58 @@ def test_what_hosts_measured_together_is_no_host_s_own(tmp_path: Path) -> None:
         for number, key in enumerate(keys[:3]):
             pair = (key, keys[number + 1])
             planned = replace(cell(host=key, probe="host_network", ranks=2), hosts=pair)
-            begin(store, planned, hosts=[host(k) for k in pair])
+            begin(store, planned, hosts=[batched(k) for k in pair])
             store.put_run(run(planned, reading(1e9 if key == "c" else 5e9)))
         with store.engine.connect() as connection:
             latest = connection.execute(sa.text("SELECT DISTINCT host, n_hosts FROM v_latest"))
             assert sorted(map(tuple, latest)) == [("a", 2), ("b", 2), ("c", 2)]
             for view in ("v_peer", "v_straggler"):
                 assert connection.execute(sa.text(f"SELECT * FROM {view}")).all() == []
+        for query in ("acceptance", "slowest-hosts", "driver-effect"):
+            asked = {"since": "2026-01-01", "probe": "%", "min_hosts": "1", "metric": "%"}
+            known = {p.name for p in queries.load(query).parameters}
+            given = {k: v for k, v in asked.items() if k in known}
+            assert queries.run_query(store, query, given).rows == (), query
+
+
+def batched(key: str) -> Any:
+    """A host of the sample that was bid, or of what was delivered after it."""
+    return host(key, labels={"sku": "x", "batch": "b1" if key in "cd" else "bid"})
+
+
+def test_pairs_of_hosts_tell_which_end_is_slow(fleet: Fleet) -> None:
+    """As it is made, h03 receives at half the speed, whoever sends, and sends as well as any."""
+    rows = fleet.ask("host-pairs")
+    told = pick(rows, "sender", "receiver", "speed_ratio", "sender_best_ratio")
+    assert told[:2] == [("h01", "h03", 0.5, near(1.01)), ("h02", "h03", 0.5, 1.0)]
+    assert {r["receiver"]: r["receiver_best_ratio"] for r in rows} == {
+        "h01": 1.0,
+        "h02": near(1.01),
+        "h03": 0.5,
+    }
+    assert {r["sender"]: r["sender_best_ratio"] for r in rows}["h03"] == near(1.01)
+    assert {(r["n_pairs"], r["typical_median"]) for r in rows} == {(6, 3e9)}
+    assert len(fleet.ask("host-pairs", host="h02")) == 4
+
+
+def test_what_hosts_measured_together_is_found_under_each_of_them(fleet: Fleet) -> None:
+    rows = fleet.ask("latest", probe="host_network", host="h03")
+    assert sorted(pick(rows, "host", "n_hosts", "hosts")) == [
+        ("h01", 2, "h01, h03"),
+        ("h01", 2, "h01, h03"),
+        ("h02", 2, "h02, h03"),
+        ("h02", 2, "h02, h03"),
+    ]
+    assert {r["hosts"] for r in fleet.ask("latest", probe="kernel_launch")} == {None}
+    cells = fleet.ask("sweep-cells", sweep=fleet.sweeps["pairs"], host="h02")
+    assert {r["hosts"] for r in cells} == {"h01, h02", "h02, h03"}
+    own = {r["host"]: r["n_series_measured"] for r in fleet.ask("coverage")}
+    assert own["h03"] == own["h04"] + 4
+    network = [r for r in fleet.ask("hop-classes", large="16M") if r["hop_class"] == "network"]
+    assert pick(network, "n_series", "n_hosts", "median", "ci_level") == [
+        (3, 3, 3e9, None),
+        (3, 3, 1.5e9, None),
+    ]
 
 
 def test_views_of_arms_pair_the_workers_that_effects_pairs(store_url: str) -> None:
@@ -477,3 +522,9 @@ def test_views_of_arms_pair_the_workers_that_effects_pairs(store_url: str) -> No
                     row[1:] == (near(abs(factor - 1)) if name == "tax" else near(factor - 1),) * 3
                 )
                 assert abs(row[1]) == near(abs(found.effect_ratio)), view
+        given = {"probe": "%", "since": "2026-01-01"}
+        answer = queries.run_query(store, "bindings", given)
+        rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+        assert sorted(
+            (str(r["attention"]), r["n_processes"]) for r in rows if r["binding"] == "remote"
+        ) == [("None", 1), ("flash", 6), ("math", 1)]

@@ -69,4 +69,4 @@ def test_postgresql_shows_the_page_s_words(postgres_fleet: Fleet) -> None:
     expected.update({(d.name, None): d.about for d in described(PAGE) if d.about})
     assert found == expected
     assert found["v_peer", "z"].startswith("difference by 1.4826 times the MAD")
-    assert found["v_coverage", None] == "Every known host, and when it was last measured."
+    assert found["v_coverage", None].startswith("Every known host, and when it was last measured")

@@ -175,7 +175,7 @@ WITH member AS (
                 n_devices, n_ranks, n_hosts, metric, point, source, synthetic
         ) AS class
     FROM v_latest v
-    WHERE path_class IS NOT NULL AND better <> 0 AND metric <> 'locality_ratio'
+    WHERE (path_class IS NOT NULL OR n_hosts > 1) AND better <> 0 AND metric <> 'locality_ratio'
         AND coalesce(rank, -1) < 0 AND topology_class_id IS NOT NULL
 ), aged AS (
     SELECT member.*, max(measured_unix_seconds) OVER (PARTITION BY class) AS newest FROM member
@@ -186,28 +186,35 @@ WITH member AS (
         row_number() OVER (PARTITION BY class ORDER BY median, series_id) AS place
     FROM aged
     WHERE measured_unix_seconds >= newest - {_FRESH_SECONDS}
+), counted AS (
+    SELECT p.class AS of_class, count(DISTINCT coalesce(t.host_key, p.host_key)) AS n_measured
+    FROM placed p
+    LEFT JOIN v_together t ON t.series_id = p.series_id
+    GROUP BY p.class
 )
 SELECT
     cluster, sku, topology_class, topology_class_id, hop_class, path_class, n_devices,
     probe, probe_version, case_id, params, bytes, dtype, op, direction, backend,
     n_ranks, n_hosts, arm, binding, ring, metric, unit, better, point,
-    n_class AS n_series, count(DISTINCT host_key) AS n_hosts_measured, sum(n) AS n,
+    n_class AS n_series, n_measured AS n_hosts_measured, sum(n) AS n,
     avg(CASE WHEN 2 * place BETWEEN n_class AND n_class + 2 THEN median END) AS median,
-    max(CASE WHEN 2 * place <= n_class
+    max(CASE WHEN 2 * place <= n_class AND (n_hosts = 1 OR n_measured = n_hosts * n_class)
         AND (n_class + 1 - 2 * place) * (n_class + 1 - 2 * place) >= 3.8416 * n_class
         THEN median END) AS ci_lo,
-    min(CASE WHEN 2 * place > n_class
+    min(CASE WHEN 2 * place > n_class AND (n_hosts = 1 OR n_measured = n_hosts * n_class)
         AND (n_class + 1 - 2 * place) * (n_class + 1 - 2 * place) >= 3.8416 * n_class
         THEN median END) AS ci_hi,
-    CASE WHEN n_class >= 6 THEN 'between' END AS ci_level,
+    CASE WHEN n_class >= 6 AND (n_hosts = 1 OR n_measured = n_hosts * n_class)
+        THEN 'between' END AS ci_level,
     min(median) AS lowest, max(median) AS highest,
     max(measured_at) AS measured_at, max(measured_unix_seconds) AS measured_unix_seconds,
     source, synthetic
 FROM placed
+JOIN counted ON of_class = class
 GROUP BY
     cluster, sku, topology_class, topology_class_id, hop_class, path_class, n_devices,
     probe, probe_version, case_id, params, bytes, dtype, op, direction, backend,
-    n_ranks, n_hosts, arm, binding, ring, metric, unit, better, point, class, n_class,
+    n_ranks, n_hosts, arm, binding, ring, metric, unit, better, point, class, n_class, n_measured,
     source, synthetic
 """
 

@@ -157,8 +157,49 @@ GROUP BY
     source, synthetic
 """
 
+# No function joins texts on every engine; hosts beyond the eighth are counted.
+_NAMED_HOSTS = 8
+_HOSTS = " || ".join(
+    f"coalesce(max(CASE WHEN host_no = {n} THEN {repr(', ') + ' || ' if n > 1 else ''}host END)"
+    " OVER (PARTITION BY series_id), '')"
+    for n in range(1, _NAMED_HOSTS + 1)
+)
+V_TOGETHER = f"""
+CREATE VIEW v_together AS
+WITH member AS (
+    SELECT
+        s.id AS series_id, s.n_hosts, d.host_id, min(dm.position) AS position,
+        sum(CASE WHEN d.kind = 'host' THEN 0 ELSE 1 END) AS n_devices
+    FROM series s
+    JOIN device_set_member dm ON dm.device_set_id = s.device_set_id
+    JOIN device d ON d.id = dm.device_id
+    WHERE s.n_hosts > 1
+    GROUP BY s.id, s.n_hosts, d.host_id
+), placed AS (
+    SELECT
+        m.series_id, m.n_hosts, m.host_id, m.n_devices, cl.name AS cluster, h.name AS host,
+        h.key AS host_key, k.name AS sku,
+        row_number() OVER (PARTITION BY m.series_id ORDER BY m.position) AS host_no
+    FROM member m
+    JOIN host h ON h.id = m.host_id
+    JOIN cluster cl ON cl.id = h.cluster_id
+    LEFT JOIN sku k ON k.id = h.sku_id
+)
+SELECT
+    series_id, n_hosts, host_no, cluster, host, host_key, sku, n_devices, host_id,
+    {_HOSTS}
+        || CASE WHEN n_hosts > {_NAMED_HOSTS}
+            THEN ' and ' || CAST(n_hosts - {_NAMED_HOSTS} AS text) || ' more' ELSE '' END AS hosts
+FROM placed
+"""
+
 V_COVERAGE = """
 CREATE VIEW v_coverage AS
+WITH taken AS (
+    SELECT id AS series_id, host_id FROM series
+    UNION
+    SELECT series_id, host_id FROM v_together
+)
 SELECT
     cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
     h.rack, h.leaf, h.batch, h.first_seen_at, h.last_seen_at, h.retired_on,
@@ -170,7 +211,8 @@ SELECT
 FROM host h
 JOIN cluster cl ON cl.id = h.cluster_id
 LEFT JOIN sku k ON k.id = h.sku_id
-LEFT JOIN series s ON s.host_id = h.id AND s.latest_at IS NOT NULL
+LEFT JOIN taken t ON t.host_id = h.id
+LEFT JOIN series s ON s.id = t.series_id AND s.latest_at IS NOT NULL
 GROUP BY
     cl.name, h.name, h.key, k.name, h.rack, h.leaf, h.batch, h.first_seen_at, h.last_seen_at,
     h.retired_on
@@ -180,5 +222,6 @@ VIEWS = {
     "v_reading": V_READING,
     "v_latest": V_LATEST,
     "v_prefill": V_PREFILL,
+    "v_together": V_TOGETHER,
     "v_coverage": V_COVERAGE,
 }

@@ -77,6 +77,7 @@ JOIN sku k ON k.id = t.sku_id
 WHERE t.basis = 'cloud' OR t.n_capex > 0
 """
 
+# Hosts of several SKUs that measured together have no one price.
 # Dividing a fixed price by a speed swaps the ends of the interval; a time keeps them.
 V_PRICE_PERFORMANCE = """
 CREATE VIEW v_price_performance AS
@@ -95,6 +96,10 @@ WITH priced AS (
         p.price_from, p.price_to, v.measured_at, v.measured_unix_seconds, v.source, v.synthetic
     FROM v_latest v
     JOIN v_price p ON p.cluster = v.cluster AND p.sku = v.sku
+    WHERE v.n_hosts = 1 OR v.series_id NOT IN (
+        SELECT series_id FROM v_together GROUP BY series_id HAVING count(*) > count(sku)
+            OR min(sku) <> max(sku)
+    )
 )
 SELECT
     sweep, cluster, host, host_key, sku, gpu_model, form_factor, gpu_count, topology_class,

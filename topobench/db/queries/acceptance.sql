@@ -7,7 +7,8 @@
 -- param source text = probe: of whom; import:% for imported results, % for all
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
--- Hosts of the same wiring, each by the mean of its devices. effect_ratio: -0.1 = 10 % worse than
+-- Hosts of the same wiring, each by the mean of its devices, without what hosts measured together
+-- (query host-pairs). effect_ratio: -0.1 = 10 % worse than
 -- the sample; its interval takes the far ends of both. verdict: not worse, worse or inconclusive
 -- (a batch or sample of fewer than 6 hosts has no interval). topobench accept decides.
 WITH per_host AS (
@@ -21,7 +22,7 @@ WITH per_host AS (
     JOIN host h ON h.id = s.host_id
     WHERE v.better <> 0 AND v.metric <> 'locality_ratio' AND coalesce(v.rank, -1) < 0
         AND v.topology_class_id IS NOT NULL AND v.median > 0 AND v.measured_at >= :since
-        AND v.probe LIKE :probe AND v.source LIKE :source
+        AND v.probe LIKE :probe AND v.source LIKE :source AND v.n_hosts = 1
         AND (h.batch = :reference OR h.batch LIKE :batch)
     GROUP BY
         h.batch, v.topology_class, v.topology_class_id, v.host_key, v.case_id, v.probe, v.params,

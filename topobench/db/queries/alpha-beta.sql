@@ -5,7 +5,8 @@
 -- param source text = probe: of whom; import:% for imported results, % for all
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
--- time = alpha_seconds + bytes / beta_bytes_per_second, from smallest_bytes to largest_bytes. Where
+-- time = alpha_seconds + bytes / beta_bytes_per_second, from smallest_bytes to largest_bytes.
+-- hosts: those that measured it together; host is that of rank 0. Where
 -- worst_ratio is far beyond residual_ratio, a protocol changes and the line is not the curve.
 WITH placed AS (
     SELECT
@@ -20,7 +21,7 @@ WITH placed AS (
         AND f.kind = 'alpha_beta'
 )
 SELECT
-    cl.name AS cluster, h.name AS host, ds.label AS devices, s.n_ranks, s.n_hosts, pc.op,
+    cl.name AS cluster, h.name AS host, ds.label AS devices, s.n_ranks, s.n_hosts, t.hosts, pc.op,
     pc.dtype, pc.backend, a.name AS arm, f.n,
     f.alpha_seconds, f.alpha_lo AS alpha_lo_seconds, f.alpha_hi AS alpha_hi_seconds,
     f.beta_bytes_per_second, f.beta_lo AS beta_lo_bytes_per_second,
@@ -36,5 +37,8 @@ JOIN probe_case pc ON pc.id = s.case_id
 JOIN arm a ON a.id = s.arm_id
 JOIN device_set ds ON ds.id = s.device_set_id
 LEFT JOIN host h ON h.id = f.host_id
-WHERE p.place = 1 AND h.name LIKE :host AND pc.op LIKE :op
+LEFT JOIN v_together t ON t.series_id = f.series_id AND t.host_no = 1
+WHERE p.place = 1 AND pc.op LIKE :op AND (h.name LIKE :host OR f.series_id IN (
+        SELECT series_id FROM v_together WHERE host LIKE :host
+    ))
 ORDER BY cl.name, h.name, pc.op, pc.dtype, pc.backend, ds.label, s.n_ranks, a.name

@@ -9,6 +9,7 @@
 -- param now moment = now: ages are counted up to here
 -- Changed hosts: median of the nights on the new driver by that of the nights before it. Kept:
 -- hosts with one driver all the time, nights after by nights before the first host changed.
+-- What hosts measured together is of several drivers, and not among it.
 -- net_ratio: changed minus kept; -0.03 = 3 % worse. NULL without a host that kept its driver.
 WITH asked AS (
     SELECT s.id AS series_id, s.host_id, h.cluster_id
@@ -17,6 +18,7 @@ WITH asked AS (
     JOIN host h ON h.id = s.host_id
     JOIN cluster cl ON cl.id = h.cluster_id
     WHERE pc.probe LIKE :probe AND cl.name LIKE :cluster AND s.source LIKE :source
+        AND s.n_hosts = 1
 ), ran AS (
     SELECT
         x.series_id, x.host_id, x.cluster_id, r.id AS run_id, e.driver,

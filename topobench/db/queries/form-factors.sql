@@ -8,7 +8,7 @@
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
 -- Medians of the hosts of a form factor; lowest and highest of them are its interval from six
--- on. per_amount: of the metric, by what its GPUs cost an hour.
+-- on. per_amount: of the metric, by what its GPUs cost an hour. Between hosts: price-all-reduce.
 WITH placed AS (
     SELECT
         v.*, median / n_devices AS per_gpu, median / hour_amount AS per_amount,
@@ -30,7 +30,7 @@ WITH placed AS (
                 source, synthetic
         ) AS n_groups
     FROM v_price_performance v
-    WHERE unit LIKE '%/s' AND n_devices > 0 AND hour_amount > 0 AND coalesce(rank, -1) < 0
+    WHERE unit LIKE '%/s' AND n_devices > 0 AND n_hosts = 1 AND hour_amount > 0 AND coalesce(rank, -1) < 0
         AND probe LIKE :probe AND metric LIKE :metric AND source LIKE :source
         AND (:seq_len = 0 OR seq_len = :seq_len)
         AND price_from <= :at AND (price_to IS NULL OR price_to > :at) AND measured_at >= :since

@@ -8,6 +8,7 @@
 -- param now moment = now: ages are counted up to here
 -- Reads night_rollup alone, so that it stays quick over years and after results are gone.
 -- n: readings of that night; lowest and highest are not kept, mad is of those readings.
+-- hosts: those that measured it together; host is that of rank 0.
 WITH wanted AS (
     SELECT
         s.id, cl.name AS cluster, h.name AS host, ds.label AS devices, pc.probe, pc.params,
@@ -18,7 +19,9 @@ WITH wanted AS (
     JOIN probe_case pc ON pc.id = s.case_id
     JOIN arm a ON a.id = s.arm_id
     JOIN device_set ds ON ds.id = s.device_set_id
-    WHERE h.name LIKE :host AND pc.probe LIKE :probe AND s.source LIKE :source
+    WHERE pc.probe LIKE :probe AND s.source LIKE :source AND (h.name LIKE :host OR s.id IN (
+        SELECT series_id FROM v_together WHERE host LIKE :host
+    ))
 ), newest_of_few AS (
     -- All their nights are read and put in order; LIMIT 0 reads nothing.
     SELECT
@@ -44,7 +47,8 @@ WITH wanted AS (
     JOIN arm a ON a.id = s.arm_id
     JOIN device_set ds ON ds.id = s.device_set_id
     JOIN metric m ON m.id = u.metric_id
-    WHERE s.id = u.series_id AND u.day > '1970-01-01' AND h.name LIKE :host
+    WHERE s.id = u.series_id AND u.day > '1970-01-01'
+        AND (h.name LIKE :host OR s.id IN (SELECT series_id FROM v_together WHERE host LIKE :host))
         AND pc.probe LIKE :probe AND m.name LIKE :metric AND s.source LIKE :source
         AND u.median > 0
     ORDER BY u.day DESC, cl.name, h.name, pc.probe, ds.label, pc.params, a.name, m.name, u.point
@@ -58,7 +62,7 @@ WITH wanted AS (
     ) of_many
 )
 SELECT
-    cluster, host, devices, probe, params, arm, metric, unit, point, day, n, median, mad,
+    cluster, host, devices, hosts, probe, params, arm, metric, unit, point, day, n, median, mad,
     median / (
         SELECT max(b.median)
         FROM night_rollup b
@@ -67,4 +71,6 @@ SELECT
     ) AS of_highest_ratio,
     :now - latest_unix_seconds AS age_seconds, source, synthetic
 FROM newest
+LEFT JOIN (SELECT series_id AS gang_id, hosts FROM v_together WHERE host_no = 1) gang
+    ON gang_id = series_id
 ORDER BY day DESC, cluster, host, probe, devices, params, arm, metric, point

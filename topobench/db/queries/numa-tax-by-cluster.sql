@@ -7,6 +7,7 @@
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
 -- median: of tax_ratio over the hosts, each by its median device; 0.1 = 10 % worse than local.
+-- What hosts measured together is not among it.
 -- loss: local minus the other binding, in the metric's unit, turned so that more is worse.
 WITH placed AS (
     SELECT
@@ -24,7 +25,7 @@ WITH placed AS (
         ) AS n_here
     FROM v_numa_tax v
     WHERE measured_at >= :since AND cluster LIKE :cluster AND probe LIKE :probe
-        AND binding LIKE :binding AND source LIKE :source
+        AND binding LIKE :binding AND source LIKE :source AND n_hosts = 1
 ), per_host AS (
     SELECT
         cluster, sku, host_key, case_id, probe, params, n_ranks, ring, binding, metric, unit,

@@ -9,8 +9,10 @@
 -- tolerance: reports take 0.05 for times, so a verdict on them may differ from theirs.
 -- above_mde: 1 if the gain is larger than the smallest one this data would show. verdict needs an
 -- interval between processes that lies beyond, or within, the tolerance.
+-- hosts: those that measured it together; host is that of rank 0.
 SELECT
-    cluster, host, devices, n_ranks, op, bytes, seq_len, dtype, backend, binding, ring,
+    cluster, host, devices, n_ranks, n_hosts, hosts, op, bytes, seq_len, dtype, backend,
+    binding, ring,
     reference_ring, metric, unit, point, n_pairs, reference_n, reference_median, reference_ci_lo,
     reference_ci_hi, n, median, ci_lo, ci_hi, ci_level, gain_ratio, gain_lo, gain_hi, mde_ratio,
     CASE WHEN mde_ratio IS NOT NULL THEN CASE WHEN gain_ratio > mde_ratio THEN 1 ELSE 0 END END
@@ -24,7 +26,12 @@ SELECT
     END AS verdict,
     :now - measured_unix_seconds AS age_seconds, sweep, source, synthetic
 FROM v_ring_gain
-WHERE measured_at >= :since AND host LIKE :host AND reference_ring LIKE :reference
+LEFT JOIN (SELECT series_id AS gang_id, hosts FROM v_together WHERE host_no = 1) gang
+    ON gang_id = series_id
+WHERE measured_at >= :since AND reference_ring LIKE :reference
+    AND (host LIKE :host OR series_id IN (
+        SELECT series_id FROM v_together WHERE host LIKE :host
+    ))
     AND source LIKE :source
 ORDER BY
     cluster, host, devices, op, dtype, backend, metric, bytes, seq_len, binding, reference_ring,

@@ -4,7 +4,8 @@
 -- param since time = 30d: only sweeps begun since
 -- param now moment = now: ages are counted up to here
 -- Time of the runs alone, not of their planning. A host is taken whole while a run of it lasts:
--- amount is its price for that time, at the price valid when the sweep began.
+-- amount is its price for that time, at the price valid when the sweep began. What hosts measured
+-- together counts for each of them, its cells and runs for the host of rank 0 alone.
 WITH told AS (
     SELECT
         c.sweep_id, c.series_id, c.status, r.id AS run_id, r.duration_seconds,
@@ -15,21 +16,36 @@ WITH told AS (
     CROSS JOIN cell c
     LEFT JOIN run r ON r.cell_id = c.id
     WHERE c.sweep_id = w.id AND w.started_at >= :since
+), part AS (
+    SELECT
+        s.id AS series_id, s.host_id, 1 AS leads, s.n_hosts, ds.n_devices, s.source, s.synthetic
+    FROM series s
+    JOIN device_set ds ON ds.id = s.device_set_id
+    WHERE s.id NOT IN (SELECT series_id FROM v_together)
+    UNION ALL
+    SELECT
+        g.series_id, g.host_id, CASE WHEN g.host_id = s.host_id THEN 1 ELSE 0 END, 1, g.n_devices,
+        s.source, s.synthetic
+    FROM v_together g
+    JOIN series s ON s.id = g.series_id
 ), per_host AS (
     SELECT
-        t.sweep_id, s.host_id, s.source, s.synthetic, sum(t.of_cell) AS n_cells,
-        sum(CASE WHEN t.status IN ('ok', 'partial') THEN t.of_cell ELSE 0 END) AS n_measured,
-        sum(CASE WHEN t.status IN ('skipped', 'not_applicable') THEN t.of_cell ELSE 0 END)
-            AS n_skipped,
+        t.sweep_id, s.host_id, s.source, s.synthetic, sum(t.of_cell * s.leads) AS n_cells,
+        sum(CASE WHEN t.status IN ('ok', 'partial') THEN t.of_cell * s.leads ELSE 0 END)
+            AS n_measured,
         sum(CASE
-            WHEN t.status IN ('failed', 'timeout', 'aborted', 'invalid') THEN t.of_cell ELSE 0
+            WHEN t.status IN ('skipped', 'not_applicable') THEN t.of_cell * s.leads ELSE 0
+        END) AS n_skipped,
+        sum(CASE
+            WHEN t.status IN ('failed', 'timeout', 'aborted', 'invalid')
+            THEN t.of_cell * s.leads ELSE 0
         END) AS n_failed,
-        count(t.run_id) AS n, coalesce(sum(t.duration_seconds), 0) AS run_seconds,
+        sum(CASE WHEN t.run_id IS NULL THEN 0 ELSE s.leads END) AS n,
+        coalesce(sum(t.duration_seconds * s.leads), 0) AS run_seconds,
         coalesce(sum(t.duration_seconds * s.n_hosts), 0) / 3600 AS host_hours,
-        coalesce(sum(t.duration_seconds * ds.n_devices), 0) / 3600 AS gpu_hours
+        coalesce(sum(t.duration_seconds * s.n_devices), 0) / 3600 AS gpu_hours
     FROM told t
-    JOIN series s ON s.id = t.series_id
-    JOIN device_set ds ON ds.id = s.device_set_id
+    JOIN part s ON s.series_id = t.series_id
     GROUP BY t.sweep_id, s.host_id, s.source, s.synthetic
 ), spent AS (
     SELECT
