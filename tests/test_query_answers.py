@@ -372,11 +372,11 @@ def test_peers_are_of_one_source_and_of_one_month(store_url: str) -> None:
     """A host measured long ago, an import and a demo say nothing about today's hosts."""
     with Store.open(store_url) as store:
         for key, speed, started, more in (
-            ("old", 1.0, "2026-11-02T01:00:00.000000Z", {}),
-            ("a", 4.0, "2026-12-20T01:00:00.000000Z", {}),
-            ("b", 6.0, "2026-12-21T01:00:00.000000Z", {}),
-            ("c", 99.0, "2026-12-21T01:00:00.000000Z", {"synthetic": True}),
-            ("d", 99.0, "2026-12-21T01:00:00.000000Z", {"source": "import:nvbandwidth"}),
+            ("old", 1.0, "2024-11-02T01:00:00.000000Z", {}),
+            ("a", 4.0, "2024-12-20T01:00:00.000000Z", {}),
+            ("b", 6.0, "2024-12-21T01:00:00.000000Z", {}),
+            ("c", 99.0, "2024-12-21T01:00:00.000000Z", {"synthetic": True}),
+            ("d", 99.0, "2024-12-21T01:00:00.000000Z", {"source": "import:nvbandwidth"}),
         ):
             planned = cell(host=key)
             begin(store, planned, hosts=[host(key, health=key)], started_at=started, **more)

@@ -59,9 +59,9 @@ def test_a_disk_that_fills_up_loses_no_run(small_disk: Path, tmp_path: Path) -> 
     with Recorder.open(url, folder=spool, warn=warned.append) as recorder:
         sweep = begin(recorder, *cells)
         recorder.put_run(run(cells[0], reading(1.0)))
-        with ballast.open("wb") as file, contextlib.suppress(OSError):
+        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while file.write(b"x" * 65536):
-                file.flush()
+                pass
         for planned in cells[1:]:
             recorder.put_run(run(planned, reading(2.0, samples=[2.0] * 20_000)))
         assert recorder.spooled

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from topobench.db import schema
+from topobench.db import clocks, schema
 from topobench.db.keys import chunks
 from topobench.errors import NotFound
 from topobench.reading import MEASURED
@@ -16,19 +16,24 @@ from topobench.reading import MEASURED
 LATEST = "latest"
 _SHOWN = 8
 """Characters of an id that are enough for people."""
-_NEWEST_FIRST = (schema.sweep.c.started_at.desc(), schema.sweep.c.id.desc())
+_BY_DATE = (schema.sweep.c.started_at.desc(), schema.sweep.c.id.desc())
 
 
 def sweep_query() -> sa.Select[Any]:
-    """Sweeps with the name of their ``cluster``, newest first."""
+    """Sweeps with the name of their ``cluster``, by date, newest first."""
     s, c = schema.sweep, schema.cluster
-    return sa.select(s, c.c.name.label("cluster")).select_from(s.join(c)).order_by(*_NEWEST_FIRST)
+    return sa.select(s, c.c.name.label("cluster")).select_from(s.join(c)).order_by(*_BY_DATE)
+
+
+def newest_first() -> tuple[sa.ColumnElement[Any], ...]:
+    """The order in which the first sweep is the latest: those whose date lies ahead come last."""
+    return (clocks.is_ahead(schema.sweep.c.started_unix_seconds), *_BY_DATE)
 
 
 def measured_query() -> sa.Select[Any]:
     """As :func:`sweep_query`, without imported results; synthetic ones after all others."""
     s = schema.sweep
-    ordered = sweep_query().order_by(None).order_by(s.c.synthetic, *_NEWEST_FIRST)
+    ordered = sweep_query().order_by(None).order_by(s.c.synthetic, *newest_first())
     return ordered.where(s.c.source.not_like("import:%"))
 
 
@@ -37,7 +42,7 @@ def find_sweep(connection: Connection, text: str, until: str | None = None) -> A
     The one sweep a text means; ``latest`` is never an import of foreign results.
 
     Nor is it synthetic, unless nothing else was measured: a fleet made by ``demo`` that came into
-    a store beside real sweeps is never judged unasked.
+    a store beside real sweeps is never judged unasked. Nor was it told by a clock that ran ahead.
 
     Args:
         until: Time as stored: sweeps that began later do not count.

@@ -8,9 +8,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from topobench.db import loose, schema
+from topobench.db import clocks, loose, schema
 from topobench.db.engine import reading
-from topobench.db.find import find_sweep
+from topobench.db.find import find_sweep, newest_first
 from topobench.db.store import Store
 from topobench.db.verdicts import standing
 from topobench.verdict_words import OVERALL, Level, worst
@@ -125,9 +125,8 @@ def fleet(store: Store) -> list[Document]:
 
 def _ages(connection: sa.Connection) -> dict[int, tuple[float | None, int]]:
     s = schema.series
-    query = sa.select(
-        s.c.host_id, sa.func.max(s.c.latest_unix_seconds), sa.func.max(s.c.synthetic)
-    ).group_by(s.c.host_id)
+    newest = clocks.newest(s.c.latest_unix_seconds)
+    query = sa.select(s.c.host_id, newest, sa.func.max(s.c.synthetic)).group_by(s.c.host_id)
     return {host: (at, synthetic) for host, at, synthetic in connection.execute(query)}
 
 
@@ -136,18 +135,19 @@ def _newest_sweeps(connection: sa.Connection) -> dict[int, tuple[str, str]]:
     UUID and status of the newest sweep that each host took part in.
 
     Asked for each host from the newest sweep on: most are found in the first, where a table of
-    all would be read whole.
+    all would be read whole. One whose date lies ahead counts where there is no other.
     """
     sh, s, h = schema.sweep_host, schema.sweep, schema.host
     part = sa.exists().where(sh.c.sweep_id == s.c.id, sh.c.host_id == h.c.id)
-    newest = (
+    every = (
         sa.select(s.c.id)
         .where(s.c.source.not_like("import:%"), part.correlate(s, h))
         .order_by(s.c.started_at.desc(), s.c.id.desc())
         .limit(1)
         .correlate(h)
-        .scalar_subquery()
     )
+    here = every.where(s.c.started_at <= clocks.limit_text())
+    newest = sa.func.coalesce(here.scalar_subquery(), every.scalar_subquery())
     found = sa.select(h.c.id.label("host_id"), newest.label("sweep_id")).subquery()
     query = sa.select(found.c.host_id, s.c.uuid, s.c.status).join(s, s.c.id == found.c.sweep_id)
     return {host: (uuid, status) for host, uuid, status in connection.execute(query)}
@@ -157,7 +157,7 @@ def _levels(connection: sa.Connection) -> dict[int, str]:
     """What stands of the verdicts on each host, from the newest sweep that was judged."""
     v, s = schema.verdict, schema.sweep
     newest = (
-        sa.select(v.c.host_id, sa.func.max(s.c.started_unix_seconds).label("at"))
+        sa.select(v.c.host_id, clocks.newest(s.c.started_unix_seconds).label("at"))
         .select_from(v.join(s, s.c.id == v.c.sweep_id))
         .where(standing())
         .group_by(v.c.host_id)
@@ -186,7 +186,7 @@ def host_level(checks: Sequence[tuple[str, str]]) -> str:
 
 def host_sweeps(store: Store, cluster: str, host: str, limit: int = 30) -> list[Document]:
     """
-    The newest sweeps that a host took part in.
+    The newest sweeps that a host took part in; those whose date lies ahead come last.
 
     Keys: id, status, profile, started_at, ended_at, synthetic, counts (cells of the host that
     ran, by status).
@@ -202,7 +202,7 @@ def host_sweeps(store: Store, cluster: str, host: str, limit: int = 30) -> list[
                 sh.join(s).join(h, h.c.id == sh.c.host_id).join(c, c.c.id == h.c.cluster_id)
             )
             .where(h.c.key == host, c.c.name == cluster)
-            .order_by(s.c.started_at.desc(), s.c.id.desc())
+            .order_by(*newest_first())
             .limit(limit)
         )
         rows = connection.execute(query).all()
@@ -321,7 +321,7 @@ def newest_sweeps(store: Store) -> list[Document]:
     with reading(store.engine) as connection:
         own = s.c.source.not_like("import:%")
         newest = (
-            sa.select(s.c.cluster_id, sa.func.max(s.c.started_unix_seconds).label("at"))
+            sa.select(s.c.cluster_id, clocks.newest(s.c.started_unix_seconds).label("at"))
             .where(own)
             .group_by(s.c.cluster_id)
             .subquery()
@@ -355,7 +355,7 @@ def newest_of_host(store: Store, host: str) -> str | None:
             sa.select(s.c.uuid)
             .select_from(sh.join(s).join(h, h.c.id == sh.c.host_id))
             .where(wanted, s.c.status != "running", s.c.source.not_like("import:%"))
-            .order_by(s.c.synthetic, s.c.started_at.desc(), s.c.id.desc())
+            .order_by(s.c.synthetic, *newest_first())
             .limit(1)
         )
         found: str | None = connection.execute(query).scalar()

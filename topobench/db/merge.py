@@ -21,6 +21,7 @@ from sqlalchemy import Connection, Engine
 
 from topobench.db import merge_judged, migrate, rollups, schema
 from topobench.db.bulk import insert_rows
+from topobench.db.clocks import told_ahead
 from topobench.db.engine import (
     foreign_errors,
     make_engine,
@@ -35,7 +36,6 @@ from topobench.db.engine import (
 from topobench.db.files import check_place, identity
 from topobench.db.keys import chunks, insert_id
 from topobench.db.merge_places import Mapped
-from topobench.db.runs import told_ahead
 from topobench.db.store import Store
 from topobench.errors import StoreConflict, UsageError
 from topobench.reading import MEASURED

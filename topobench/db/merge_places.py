@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 
 from topobench.db import places, schema
+from topobench.db.clocks import is_later
 from topobench.db.columns import digest
 from topobench.db.keys import Keys, insert_id, insert_new
 
@@ -100,7 +101,7 @@ class Mapped:
         same = (table.c.cluster_id == made["cluster_id"]) & (table.c.key == row.key)
         here = self._target.execute(sa.select(table).where(same)).one()
         changes = {"first_seen_at": min(here.first_seen_at, row.first_seen_at)}
-        if here.last_seen_at < row.last_seen_at:
+        if is_later(row.last_seen_at, here.last_seen_at):
             changes |= {k: made[k] for k in (*_NEWER, "last_seen_at")}
         self._target.execute(table.update().where(table.c.id == here.id), changes)
         return int(here.id)
@@ -111,9 +112,11 @@ class Mapped:
         insert_new(self._target, table, [made])
         same = (table.c.host_id == made["host_id"]) & (table.c.key == row.key)
         here = self._target.execute(sa.select(table).where(same)).one()
+        later = is_later(row.last_seen_at, here.last_seen_at)
+        latest = row.last_seen_at if later else here.last_seen_at
         changes = {
             "first_seen_at": min(here.first_seen_at, row.first_seen_at),
-            "last_seen_at": max(here.last_seen_at, row.last_seen_at),
+            "last_seen_at": latest,
         }
         self._target.execute(table.update().where(table.c.id == here.id), changes)
         return int(here.id)

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from topobench.db import ledger, schema
+from topobench.db.clocks import seen_by_then
 from topobench.db.columns import clean_text, digest, now_text
 from topobench.db.keys import Keys, insert_id, insert_new
 from topobench.db.links import link_rows
@@ -203,7 +204,8 @@ def _upsert_host(connection: Connection, row: Mapping[str, Any]) -> int:
     changes = {k: v for k, v in row.items() if k not in ("cluster_id", "key", "first_seen_at")}
     if "sku_id" in row:
         connection.execute(
-            table.update().where(same, table.c.last_seen_at <= row["last_seen_at"]), changes
+            table.update().where(same, seen_by_then(table.c.last_seen_at, row["last_seen_at"])),
+            changes,
         )
     return int(connection.execute(sa.select(table.c.id).where(same)).scalar_one())
 
@@ -259,7 +261,9 @@ def _put_devices(
         found = [r["key"] for r in rows]
         connection.execute(
             table.update().where(
-                table.c.host_id == host_id, table.c.key.in_(found), table.c.last_seen_at < seen
+                table.c.host_id == host_id,
+                table.c.key.in_(found),
+                seen_by_then(table.c.last_seen_at, seen),
             ),
             {"last_seen_at": seen},
         )

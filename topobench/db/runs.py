@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +19,7 @@ from topobench.db.bulk import (
     pipelined,
     scalar,
 )
+from topobench.db.clocks import told_ahead
 from topobench.db.columns import clean_text
 from topobench.db.keys import Keys
 from topobench.db.metrics import Metrics
@@ -52,19 +51,6 @@ WHERE id = ? AND (
     latest_unix_seconds IS NULL OR latest_unix_seconds <= ? OR latest_unix_seconds > ?
 )
 """
-CLOCK_SECONDS = 3600.0
-"""So far clocks of hosts may be apart."""
-
-
-def told_ahead(started: float) -> float:
-    """
-    The moment after which a stored run was told by a clock that ran ahead.
-
-    Such a run would be the latest one until its time comes. None is, beside a run that begins
-    (``started``) in the future itself.
-    """
-    now = time.time() + CLOCK_SECONDS
-    return now if started <= now else math.inf
 
 
 def is_stored(connection: Connection, run: Run) -> bool:

@@ -27,7 +27,7 @@ from topobench.db.engine import (
     sqlite_path,
 )
 from topobench.db.files import check_place, identity
-from topobench.db.find import LATEST, find_run, find_sweep, strangers, sweep_query
+from topobench.db.find import LATEST, find_run, find_sweep, newest_first, strangers, sweep_query
 from topobench.db.sweeps import SweepStart
 from topobench.db.writer import Stored, Writer
 from topobench.errors import StoreUnreachable
@@ -332,7 +332,8 @@ class Store:
             version = connection.execute(
                 sa.select(info.c.value).where(info.c.key == "tool_version")
             ).scalar()
-            newest = connection.execute(sweep_query().limit(1)).first()
+            by_age = sweep_query().order_by(None).order_by(*newest_first())
+            newest = connection.execute(by_age.limit(1)).first()
             size = self._size(connection)
         return {
             "url": self.url,

@@ -13,6 +13,7 @@ values there is none.
 
 from __future__ import annotations
 
+from topobench.db.clocks import newest_of
 from topobench.db.views_measured import CI, LATEST
 from topobench.db.views_parts import CASE, HOST, WHERE, names
 
@@ -41,7 +42,7 @@ _MEMBERS = """{latest}
         AND s.case_id NOT IN (SELECT id FROM probe_case WHERE probe IN ('command', 'serving'))
         AND t.topology_class_id IS NOT NULL AND l.median > 0 AND s.n_hosts = 1
 ), aged AS (
-    SELECT member.*, max(measured_unix_seconds) OVER (PARTITION BY peers) AS newest FROM member
+    SELECT member.*, {newest} AS newest FROM member
 ), fresh AS (
     SELECT * FROM aged WHERE measured_unix_seconds >= newest - {seconds}
 )"""
@@ -51,7 +52,9 @@ JOIN series s ON s.id = l.series_id
 
 
 def _members(first: str = "") -> str:
-    return _MEMBERS.format(latest=LATEST.strip(), first=first, seconds=_FRESH_SECONDS)
+    return _MEMBERS.format(
+        latest=LATEST.strip(), first=first, newest=newest_of("peers"), seconds=_FRESH_SECONDS
+    )
 
 
 V_PEER = f"""
@@ -178,7 +181,7 @@ WITH member AS (
     WHERE (path_class IS NOT NULL OR n_hosts > 1) AND better <> 0 AND metric <> 'locality_ratio'
         AND coalesce(rank, -1) < 0 AND topology_class_id IS NOT NULL
 ), aged AS (
-    SELECT member.*, max(measured_unix_seconds) OVER (PARTITION BY class) AS newest FROM member
+    SELECT member.*, {newest_of("class")} AS newest FROM member
 ), placed AS (
     SELECT
         aged.*,

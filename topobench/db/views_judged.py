@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from topobench.db.clocks import AHEAD
+
 # A synthetic or imported host says so also where a change was recorded, not measured. Ends
 # of a changed result are days: at_lo that of the last night before, at_hi that of the first after.
 # What a sweep found on the day of at_lo was there before that night; what people noted, perhaps
@@ -50,13 +52,15 @@ JOIN arm a ON a.id = s.arm_id
 JOIN metric m ON m.id = c.metric_id
 """
 
+_AHEAD = AHEAD.format(at="sw.started_at")
 _NEWEST = """\
 WITH placed AS (
     SELECT
         f.id,
         row_number() OVER (
             PARTITION BY sw.cluster_id, f.host_id, f.subject, f.x_metric, sw.source, sw.synthetic
-            ORDER BY sw.started_unix_seconds DESC, f.id DESC
+            ORDER BY
+                CASE WHEN {ahead} THEN 1 ELSE 0 END, sw.started_unix_seconds DESC, f.id DESC
         ) AS place
     FROM fit f
     JOIN sweep sw ON sw.id = f.sweep_id
@@ -66,7 +70,7 @@ WITH placed AS (
 
 V_KNEE = f"""
 CREATE VIEW v_knee AS
-{_NEWEST.format(kind="knee")}
+{_NEWEST.format(kind="knee", ahead=_AHEAD)}
 SELECT
     sw.uuid AS sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
     f.subject, f.x_metric, f.n, f.knee, f.knee_lo, f.knee_hi, f.ci_level, f.reason,
@@ -84,7 +88,7 @@ WHERE p.place = 1
 
 V_FIT = f"""
 CREATE VIEW v_fit AS
-{_NEWEST.format(kind="alpha_beta")}
+{_NEWEST.format(kind="alpha_beta", ahead=_AHEAD)}
 SELECT
     sw.uuid AS sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
     ds.label AS devices, ds.n_devices, pc.probe, pc.probe_version, pc.op, pc.dtype, pc.backend,

@@ -12,7 +12,10 @@ WITH last_sweep AS (
         sh.host_id, sh.topology_id, sw.uuid AS sweep, sw.started_unix_seconds, sw.source,
         sw.synthetic,
         row_number() OVER (
-            PARTITION BY sh.host_id ORDER BY sw.started_unix_seconds DESC, sw.id DESC
+            PARTITION BY sh.host_id
+            ORDER BY
+                CASE WHEN sw.started_unix_seconds > :now + 3600 THEN 1 ELSE 0 END,
+                sw.started_unix_seconds DESC, sw.id DESC
         ) AS place
     FROM sweep_host sh
     JOIN sweep sw ON sw.id = sh.sweep_id

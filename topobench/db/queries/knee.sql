@@ -14,7 +14,9 @@ WITH newest AS (
         f.id,
         row_number() OVER (
             PARTITION BY sw.cluster_id, f.host_id, f.subject, f.x_metric, sw.source, sw.synthetic
-            ORDER BY sw.started_unix_seconds DESC, f.id DESC
+            ORDER BY
+                CASE WHEN sw.started_unix_seconds > :now + 3600 THEN 1 ELSE 0 END,
+                sw.started_unix_seconds DESC, f.id DESC
         ) AS place
     FROM sweep sw
     CROSS JOIN fit f

@@ -15,8 +15,11 @@ WITH newest AS (
     SELECT
         v.*, CASE WHEN concurrency IS NULL THEN offered_per_second END AS rate,
         coalesce(concurrency, offered_per_second) AS held,
-        max(measured_unix_seconds) OVER (
+        first_value(measured_unix_seconds) OVER (
             PARTITION BY cluster, host_key, devices, case_id, arm, source, synthetic
+            ORDER BY
+                CASE WHEN measured_unix_seconds > :now + 3600 THEN 1 ELSE 0 END,
+                measured_unix_seconds DESC
         ) AS newest
     FROM v_slo v
     WHERE measured_at >= :since AND cluster LIKE :cluster AND host LIKE :host
