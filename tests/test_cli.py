@@ -208,7 +208,10 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
     ("arguments", "code", "words"),
     [
         (["probe", "--probes", "no_such"], 2, "no_such"),
-        (["probe", "--probes", ""], 2, "probe"),
+        (["probe", "--probes", ","], 2, "probe"),
+        (["probe", "--probes", ""], 2, "--probes is empty"),
+        (["topo", "show", "--root="], 2, "--root is empty"),
+        (["check", ""], 3, "what follows 'check' is empty"),
         (["probe", "--set", "host_memory.bytes=lots"], 2, "host_memory.bytes"),
         (["probe", "--set", "host_memory.size=1"], 2, "size"),
         (["probe", "--profile", "quik"], 2, "quick"),

@@ -190,6 +190,20 @@ def test_spans_round_up(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
+        (0.5, "500 ms"),
+        (90.5, "90.5 s"),
+        (150.0, "2 min 30 s"),
+        (3600.0, "60 min"),
+        (7500.25, "2 h 05 min 0.25 s"),
+    ],
+)
+def test_limits_are_told_as_they_were_set(seconds: float, text: str) -> None:
+    assert units.format_limit(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
         (0.2, "0 s"),
         (119.4, "119 s"),
         (119.6, "2 min 00 s"),

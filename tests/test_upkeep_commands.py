@@ -95,6 +95,29 @@ def test_a_spool_full_of_rubbish_is_told_briefly(
     assert len(out) < 8000
 
 
+def test_a_line_that_is_none_of_a_spool_says_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No name of an exception; the folder that a shell's empty variable names is not this one."""
+    lines = ('{"a": 1}', '{"topobench_spool": 1, "op": "end_sweep"}', "[1]", "{", "{}")
+    (tmp_path / "bad.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert cli.main(["db", "import", "bad.jsonl", "--format", "json"]) == 1
+    problems = told(capsys, "db-import")["data"]["problems"]
+    assert [p.partition("spool: ")[2].partition("; ")[0] for p in problems] == [
+        "it has no 'topobench_spool'",
+        "it has no 'data'",
+        "no JSON object",
+        "no JSON: Expecting property name enclosed in double quotes: line 2 column 1 (char 2)",
+        "it has no 'topobench_spool'",
+    ]
+    assert problems[0].endswith(
+        "bad.jsonl:1: not a line of a spool: it has no 'topobench_spool'; "
+        "take it out, or restore the file"
+    )
+    assert cli.main(["db", "import", ""]) == 2
+    assert "what follows 'import' is empty" in capsys.readouterr().err
+
+
 def test_vacuum_follows_the_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     fill("sqlite:///topobench.db", 2)
     (tmp_path / "c.yaml").write_text(

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from topobench.reading import Cell, Reason, ReasonCode, Status
-from topobench.units import format_bytes, format_span
+from topobench.units import format_bytes, format_limit, format_span
 
 LONGEST_CELL_SECONDS = 24 * 3600.0
 """Of one cell, unless a budget says how long a sweep may take."""
@@ -35,7 +35,7 @@ def fit(
     for name, leaves_out in _steps(cells):
         if cost(kept) <= budget_seconds:
             break
-        text = f"left out to fit {format_span(budget_seconds)}: {name}"
+        text = f"left out to fit {format_limit(budget_seconds)}: {name}"
         reason = Reason(ReasonCode.OVER_BUDGET, text)
         kept = [
             dataclasses.replace(c, status=Status.SKIPPED, reason=reason)
@@ -66,7 +66,7 @@ def without_too_long(cells: list[Cell], budget_seconds: float | None) -> list[Ce
 def _too_long(cell: Cell, limit: float, budget_seconds: float | None) -> Cell:
     if cell.status is not Status.PLANNED:
         return cell
-    text = f"left out to fit {format_span(limit)}"
+    text = f"left out to fit {format_limit(limit)}"
     if budget_seconds is None:
         text += ", the longest a cell may take without a budget"
     took = format_span(cell.estimated_seconds)

@@ -12,6 +12,7 @@ import errno
 import functools
 import itertools
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     prepare_streams()
     try:
+        _refuse_empty(argv)
         command = _built(app)
         # Not its main(): that turns every KeyboardInterrupt into 130 and says nothing.
         with command.make_context("topobench", list(argv)) as context:
@@ -75,6 +77,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(argv, _known(argv, error))
     except Exception as error:
         return _complain(argv, _edited(argv, error))
+
+
+def _refuse_empty(argv: Sequence[str]) -> None:
+    """
+    Refuse an argument without a character: a path of that name would be the folder one is in.
+
+    Raises:
+        UsageError: There is one.
+    """
+    for before, word in itertools.pairwise(["topobench", *argv]):
+        if word == "" or _WITHOUT_VALUE.fullmatch(word):
+            flag = before.startswith("-") and "=" not in before
+            what = word[:-1] if word else before if flag else f"what follows {before!r}"
+            raise UsageError(
+                f"{what} is empty, as a variable of a shell is that was not set; give a value or "
+                "leave it out"
+            )
+
+
+_WITHOUT_VALUE = re.compile(r"--[a-z-]+=")
 
 
 def _edited(argv: Sequence[str], error: Exception) -> Exception:

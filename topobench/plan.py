@@ -33,7 +33,7 @@ from topobench.reading import Cell, ReasonCode, Status, to_json
 from topobench.selection import Lack, absent_hosts, check_devices, select_hosts, unfit_gpus
 from topobench.sku import sku_name
 from topobench.topology import parse_cpu_list
-from topobench.units import format_bytes, format_span
+from topobench.units import format_bytes, format_limit, format_span
 
 LEAST_DISK_BYTES = 1 << 30
 """Of a host's folder for temporary files: with less, logs and spools may be lost."""
@@ -309,7 +309,7 @@ def _check_room(cells: Sequence[Cell], config: ClusterConfig) -> None:
         times: dict[int, Timed] = {}
         least = min(estimate(_anew(cell, times)) for cell in alone)
         raise UsageError(
-            f"--budget: {format_span(config.budget_seconds)} has no room for a single cell; "
+            f"--budget: {format_limit(config.budget_seconds)} has no room for a single cell; "
             f"the shortest takes {format_span(least)} with its start-up"
         )
 
@@ -370,7 +370,7 @@ def _budget_warnings(cells: Sequence[Cell], config: ClusterConfig) -> Iterator[s
     why = collections.Counter(c.reason.text.partition(": ")[2] for c in over if c.reason)
     listed = ", ".join(f"{name} ({count})" for name, count in why.items())
     seconds = config.budget_seconds
-    limit = "no budget" if seconds is None else f"budget of {format_span(seconds)}"
+    limit = "no budget" if seconds is None else f"budget of {format_limit(seconds)}"
     yield f"{limit}: {len(over)} of {len(cells)} cells left out: {listed}"
 
 

@@ -153,6 +153,19 @@ def format_span(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def format_limit(seconds: float) -> str:
+    """A duration that somebody set, as it is: ``500 ms``, ``2 min 30 s``, ``2 h 05 min``."""
+    if seconds < 1:
+        return format_seconds(seconds)
+    if seconds < 120:
+        return f"{_short(seconds, decimals=3)} s"
+    minutes, left = divmod(seconds, 60)
+    text = (
+        f"{minutes:.0f} min" if minutes < 120 else f"{minutes // 60:.0f} h {minutes % 60:02.0f} min"
+    )
+    return f"{text} {_short(left, decimals=3)} s" if left else text
+
+
 def format_elapsed(seconds: float) -> str:
     """A duration that was measured: ``45 s``, ``11 min 05 s``, ``2 h 05 min``; never rounded up."""
     minutes, rest = divmod(round(seconds), 60)

@@ -323,7 +323,7 @@ def _import_line(store: Store, where: str, line: bytes, result: Imported) -> Cal
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         # A line is torn when the machine stopped while it was written: it was never promised.
         if line.endswith(b"\n"):
-            result.problems.append(f"{where}: not a line of a spool: {_what(error)}")
+            result.problems.append(f"{where}: not a line of a spool: {_what(error)}; {_ADVICE}")
     else:
         result.stored += done is Stored.STORED
         result.already += done is Stored.ALREADY_STORED
@@ -335,14 +335,20 @@ def _what(error: Exception) -> str:
     """The error in a line; that of a wrong encoding would hold the whole line of it."""
     if isinstance(error, UnicodeDecodeError):
         return "not UTF-8 text"
-    return repr(error)[:_LONGEST_PROBLEM]
+    if isinstance(error, json.JSONDecodeError):
+        return f"no JSON: {error}"
+    text = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    return text[:_LONGEST_PROBLEM]
 
 
 _LONGEST_PROBLEM = 300
+_ADVICE = "take it out, or restore the file"
 
 
 def _parse(line: bytes) -> dict[str, Any]:
-    call: dict[str, Any] = json.loads(line)
+    call: Any = json.loads(line)
+    if not isinstance(call, dict):
+        raise ValueError("no JSON object")
     if call["topobench_spool"] != FORMAT:
         raise ValueError(f"spool format {call['topobench_spool']!r}; this topobench reads {FORMAT}")
     return call
