@@ -35,7 +35,9 @@ def test_a_rank_without_a_whole_segment_shows_the_one_it_began() -> None:
 def test_ranks_that_are_alike_are_not_uneven_though_they_begin_and_end_apart() -> None:
     """Of two segments, rank 1 has none that lies between the last start and the first end."""
     rows = [[2e-5, 1.0, 1.99], [0.0, 1.01, 2.02], [1e-5, 1.0, 2.08]]
-    rates, uneven = at_once.common_rates(rows) or ([], {None})
+    found = at_once.common_rates(rows)
+    assert found is not None
+    rates, uneven = found
     assert rates == pytest.approx([1 / 0.995, 1 / 1.01, 1 / 1.08], rel=1e-3)
     assert uneven == set()
 
