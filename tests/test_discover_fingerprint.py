@@ -25,22 +25,33 @@ def make(tmp_path: Path) -> Make:
     """Make and discover an 8-GPU host; ``gpus`` change NVML's answers by position."""
     count = iter(range(100))
 
-    def made(
-        gpus: dict[int, Any] | None = None,
-        change: Callable[[Path], None] | None = None,
-        **options: Any,
-    ) -> Topology:
-        machine = Eight(tmp_path / str(next(count)), cpus=2, **options).make()
-        if change:
-            change(machine.root)
-        addresses = sorted(machine.gpu_addresses)
-        answers: Sequence[Any] = [
-            gpu(i, a) if i not in (gpus or {}) else _changed(i, a, (gpus or {})[i])
-            for i, a in enumerate(addresses)
-        ]
-        return discover(machine.root, nvml=read_nvml(FakeNvml(answers)))
+    def made(**options: Any) -> Topology:
+        return _made(tmp_path / str(next(count)), **options)
 
     return made
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Topology:
+    """That host with nothing changed."""
+    return _made(tmp_path_factory.mktemp("plain") / "0")
+
+
+def _made(
+    folder: Path,
+    gpus: dict[int, Any] | None = None,
+    change: Callable[[Path], None] | None = None,
+    **options: Any,
+) -> Topology:
+    machine = Eight(folder, cpus=2, **options).make()
+    if change:
+        change(machine.root)
+    addresses = sorted(machine.gpu_addresses)
+    answers: Sequence[Any] = [
+        gpu(i, a) if i not in (gpus or {}) else _changed(i, a, (gpus or {})[i])
+        for i, a in enumerate(addresses)
+    ]
+    return discover(machine.root, nvml=read_nvml(FakeNvml(answers)))
 
 
 def _changed(index: int, address: str, change: Any) -> Any:
@@ -58,36 +69,36 @@ def test_same_machine_has_the_same_fingerprints(make: Make) -> None:
     assert all(v.startswith("tfp1:") and len(v) == 69 for v in first.fingerprints.values())
 
 
-def test_bus_numbers_do_not_count(make: Make) -> None:
+def test_bus_numbers_do_not_count(make: Make, plain: Topology) -> None:
     """Nor does the order of GPUs, which follows them."""
-    assert moved(make(), make(bus=lambda switch: 0xA0 - 0x20 * switch)) == set()
+    assert moved(plain, make(bus=lambda switch: 0xA0 - 0x20 * switch)) == set()
 
 
-def test_order_of_devices_below_a_switch_does_not_count(make: Make) -> None:
-    assert moved(make(), make(order=lambda position: 5 - position)) == set()
+def test_order_of_devices_below_a_switch_does_not_count(make: Make, plain: Topology) -> None:
+    assert moved(plain, make(order=lambda position: 5 - position)) == set()
 
 
-def test_names_and_uuids_do_not_count(make: Make) -> None:
+def test_names_and_uuids_do_not_count(make: Make, plain: Topology) -> None:
     renamed = make(gpus={i: {"DeviceGetUUID": f"GPU-{i}"} for i in range(8)})
-    assert moved(make(), renamed) == set()
+    assert moved(plain, renamed) == set()
 
 
 @pytest.mark.parametrize("position", [0, 7])
-def test_narrower_link_moves_health_alone(make: Make, position: int) -> None:
-    assert moved(make(), make(gpu_link={position: NARROW})) == {"health"}
+def test_narrower_link_moves_health_alone(make: Make, plain: Topology, position: int) -> None:
+    assert moved(plain, make(gpu_link={position: NARROW})) == {"health"}
 
 
-def test_slower_link_moves_health_alone(make: Make) -> None:
-    assert moved(make(), make(gpu_link={3: SLOW})) == {"health"}
+def test_slower_link_moves_health_alone(make: Make, plain: Topology) -> None:
+    assert moved(plain, make(gpu_link={3: SLOW})) == {"health"}
 
 
-def test_idle_link_moves_nothing(make: Make) -> None:
-    assert moved(make(), make(gpu_link={3: IDLE})) == set()
+def test_idle_link_moves_nothing(make: Make, plain: Topology) -> None:
+    assert moved(plain, make(gpu_link={3: IDLE})) == set()
 
 
-def test_one_nvlink_down_moves_health_alone(make: Make) -> None:
+def test_one_nvlink_down_moves_health_alone(make: Make, plain: Topology) -> None:
     down = {"DeviceGetNvLinkState": links(["nvswitch"] * 17 + [None])}
-    assert moved(make(), make(gpus={5: down})) == {"health"}
+    assert moved(plain, make(gpus={5: down})) == {"health"}
 
 
 def test_which_of_equal_gpus_is_degraded_does_not_count(make: Make) -> None:
@@ -101,44 +112,44 @@ def test_two_faults_in_one_switch_differ_from_two_in_two(make: Make) -> None:
     assert moved(together, apart) == {"health"}
 
 
-def test_lost_gpu_moves_health_alone(make: Make) -> None:
-    assert moved(make(), make(gpus={2: Refusal(15)})) == {"health"}
+def test_lost_gpu_moves_health_alone(make: Make, plain: Topology) -> None:
+    assert moved(plain, make(gpus={2: Refusal(15)})) == {"health"}
 
 
-def test_refused_peer_access_moves_health_alone(make: Make) -> None:
-    assert moved(make(), make(gpus={0: {"DeviceGetP2PStatus": 5}})) == {"health"}
+def test_refused_peer_access_moves_health_alone(make: Make, plain: Topology) -> None:
+    assert moved(plain, make(gpus={0: {"DeviceGetP2PStatus": 5}})) == {"health"}
 
 
-def test_port_that_is_down_moves_health_alone(make: Make) -> None:
+def test_port_that_is_down_moves_health_alone(make: Make, plain: Topology) -> None:
     def unplug(root: Path) -> None:
         port = root / "sys/class/infiniband/mlx5_3/ports/1"
         write(port, "state", "1: DOWN")
         write(port, "rate", "10 Gb/sec (4X SDR)")
 
-    assert moved(make(), make(change=unplug)) == {"health"}
+    assert moved(plain, make(change=unplug)) == {"health"}
 
 
-def test_nic_on_another_node_moves_shape(make: Make) -> None:
-    assert "shape" in moved(make(), make(nic_node={0: 1}))
+def test_nic_on_another_node_moves_shape(make: Make, plain: Topology) -> None:
+    assert "shape" in moved(plain, make(nic_node={0: 1}))
 
 
-def test_other_gpu_model_moves_shape(make: Make) -> None:
+def test_other_gpu_model_moves_shape(make: Make, plain: Topology) -> None:
     other = {i: {"DeviceGetName": "NVIDIA H800"} for i in range(8)}
-    assert "shape" in moved(make(), make(gpus=other))
+    assert "shape" in moved(plain, make(gpus=other))
 
 
-def test_slower_slot_moves_shape(make: Make) -> None:
+def test_slower_slot_moves_shape(make: Make, plain: Topology) -> None:
     """The maximum of the card's link is what was bought, its current speed is health."""
     gen4 = ("16.0 GT/s PCIe", "16", "16.0 GT/s PCIe", "16")
-    assert "shape" in moved(make(), make(gpu_link={0: gen4}))
+    assert "shape" in moved(plain, make(gpu_link={0: gen4}))
 
 
-def test_missing_disk_moves_shape(make: Make) -> None:
+def test_missing_disk_moves_shape(make: Make, plain: Topology) -> None:
     def pull(root: Path) -> None:
         disks = [p for p in (root / "sys/bus/pci/devices").iterdir() if _is_nvme(p)]
         disks[0].unlink()
 
-    assert "shape" in moved(make(), make(change=pull))
+    assert "shape" in moved(plain, make(change=pull))
 
 
 def _is_nvme(path: Path) -> bool:
@@ -153,24 +164,24 @@ def _is_nvme(path: Path) -> bool:
         ("sys/class/dmi/id/bios_version", "2.1.3"),
     ],
 )
-def test_versions_move_config_alone(make: Make, name: str, text: str) -> None:
-    assert moved(make(), make(change=lambda root: write(root, name, text))) == {"config"}
+def test_versions_move_config_alone(make: Make, plain: Topology, name: str, text: str) -> None:
+    assert moved(plain, make(change=lambda root: write(root, name, text))) == {"config"}
 
 
-def test_acs_moves_config_alone(make: Make) -> None:
+def test_acs_moves_config_alone(make: Make, plain: Topology) -> None:
     def switch_on(root: Path) -> None:
         port = next(p for p in (root / "sys/devices").glob("pci*/*") if (p / "class").exists())
         (port / "config").write_bytes(configuration(4, 0x001D))
 
-    assert moved(make(), make(change=switch_on)) == {"config"}
+    assert moved(plain, make(change=switch_on)) == {"config"}
 
 
-def test_memory_kept_by_the_kernel_does_not_count(make: Make) -> None:
+def test_memory_kept_by_the_kernel_does_not_count(make: Make, plain: Topology) -> None:
     def less(root: Path) -> None:
         write(root, "sys/devices/system/node/node0/meminfo", f"Node 0 MemTotal: {63 << 20} kB")
 
     def half(root: Path) -> None:
         write(root, "sys/devices/system/node/node0/meminfo", f"Node 0 MemTotal: {32 << 20} kB")
 
-    assert moved(make(), make(change=less)) == set()
-    assert "shape" in moved(make(), make(change=half))
+    assert moved(plain, make(change=less)) == set()
+    assert "shape" in moved(plain, make(change=half))
