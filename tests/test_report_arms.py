@@ -68,6 +68,21 @@ def test_bindings_stand_side_by_side_with_mean_and_deviation() -> None:
     assert list(binding_rows(prefills({"none": [0.1, 0.1]}), Places({}))) == []
 
 
+def test_bindings_under_different_kernels_of_attention_stand_apart() -> None:
+    """Another kernel takes twice as long; spread memory costs nothing."""
+    cells = prefills({"none": [0.1, 0.1, 0.2], "spread": [0.1, 0.1, 0.2]})
+    told = [{"attention": "flash" if cell["block"] < 2 else "math"} for cell in cells]
+    rows = binding_rows(
+        [{**c, "conditions": t} for c, t in zip(cells, told, strict=True)], Places({})
+    )
+    assert [(row[1], row[2], row[6]) for row in rows] == [
+        ("none, flash", "2", "-"),
+        ("spread, flash", "2", "100.0 %"),
+        ("none, math", "1", "-"),
+        ("spread, math", "1", "100.0 %"),
+    ]
+
+
 def test_an_effect_is_told_with_its_interval() -> None:
     text = shown(
         prefills({"none": [0.1 * x for x in NOISE], "remote": [0.12 * x for x in NOISE[::-1]]})

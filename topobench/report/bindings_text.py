@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from topobench.effects import Bench, bare_name, benches
+from topobench.effects import Bench, Pairs, bare_name, benches
 from topobench.report import figures
 from topobench.report.figures import UNKNOWN
 from topobench.report.records import Places
@@ -55,10 +55,25 @@ def binding_rows(cells: Sequence[Cell], places: Places) -> Iterator[Sequence[str
     own = [c for c in cells if c["probe"] == "prefill" and c.get("ring") in (None, "auto")]
     for bench in benches(own):
         if bench.metric in _METRICS and not _is_part(bench):
-            named = {bare_name(arm): [*pairs.values()] for arm, pairs in bench.arms.items()}
-            bindings = {name: values for name, values in named.items() if "+" not in name}
-            for name in sorted(bindings, key=lambda n: n != _NONE) if len(bindings) > 1 else ():
-                yield _row(_case(bench, places), name, bindings[name], bindings.get(_NONE))
+            named = {bare_name(arm): pairs for arm, pairs in bench.arms.items()}
+            bindings = {name: pairs for name, pairs in named.items() if "+" not in name}
+            if len(bindings) > 1:
+                yield from _rows(_case(bench, places), bindings)
+
+
+def _rows(case: str, bindings: Mapping[str, Pairs]) -> Iterator[Sequence[str]]:
+    """Of each binding; workers that chose different kernels of attention stand apart."""
+    kernels = sorted({kernel for pairs in bindings.values() for _, _, kernel in pairs})
+    for kernel in kernels:
+        own = {
+            name: [value for place, value in pairs.items() if place[2] == kernel]
+            for name, pairs in bindings.items()
+        }
+        for name in sorted(own, key=lambda n: n != _NONE):
+            if own[name]:
+                told = f"{name}, {kernel or 'no kernel'}" if len(kernels) > 1 else name
+                free = None if name == _NONE else own.get(_NONE)
+                yield _row(case, told, own[name], free or None)
 
 
 def _is_part(bench: Bench) -> bool:
@@ -73,9 +88,8 @@ def _case(bench: Bench, places: Places) -> str:
 
 
 def _row(
-    case: str, name: str, values: Sequence[float], free: Sequence[float] | None
+    case: str, name: str, values: Sequence[float], other: Sequence[float] | None
 ) -> Sequence[str]:
-    other = None if name == _NONE else free
     spread = _variance(values)
     before = None if other is None else _variance(other)
     return [
