@@ -164,7 +164,8 @@ def spooled_night(nights: Nights, found: fleet.Fleet) -> str:
             for planned in cells[1:]:
                 recorder.put_run(run(planned, reading(2.0)))
             recorder.end_sweep(sweep)
-    fleet_spool.keep_end(Ran(found.schedules[0], due, sweep=sweep, message="full"), tried)
+    ran = Ran(found.schedules[0], due, exit_code=1, sweep=sweep, message="away", spooled=True)
+    fleet_spool.keep_end(ran, tried)
     return sweep
 
 
@@ -183,13 +184,13 @@ def test_a_spooled_night_is_brought_in_and_judged_by_the_next_look(nights: Night
         {"store": nights.url, "files": 2, "stored": 2, "already_stored": 0, "problems": []}
     ]
     (ran,) = found["sweeps"]
-    assert (ran["sweep"], ran["exit_code"], ran["counts"]) == (sweep, 0, {"ok": 3})
+    assert (ran["sweep"], ran["exit_code"], ran["counts"]) == (sweep, 1, {"ok": 3})
     assert (ran["due_at"], ran["is_news"]) == ("2026-11-02T01:00:00Z", True)
-    assert ran["message"] == "came in from the spool\nfull"
+    assert ran["message"] == "came in from the spool\nsome cells failed"
     with Store.open(nights.url) as store:
         state = schedules.of(store, "lab", "now")
         assert state is not None
-        assert (state.exit_code, state.sweep) == (0, sweep)
+        assert (state.exit_code, state.sweep) == (1, sweep)
         assert state.served_at == at("2026-11-02T01:00:00")
         assert {v["check"] for v in look.verdicts(store, sweep)} >= {"overall"}
         assert count(store, "run") == 3
@@ -223,8 +224,8 @@ def test_a_broken_spool_is_told_once_kept_and_stops_nothing(nights: Nights) -> N
         other.append("put_run", {"run": run(cell(), reading(1.0))})
     code, told = nights.look("--textfile", "topobench.prom")
     words = " ".join(told.split())
-    assert code == 0
-    assert f"spool: 3 files into {nights.url}: 2 new runs" in words
+    assert code == 1
+    assert f"spool: 3 files, 2 new runs, into {nights.url}" in words
     assert "0-bad-000001.jsonl:2: run" in words
     assert "which is not stored; plan_cells comes first" in words
     assert "1 of postgresql://db:5432/far, which is none of this fleet" in words

@@ -85,6 +85,7 @@ class Timer:
         self._child: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._where = ""
+        self._code = 0
         self._began = _now()
 
     def start(self, where: str) -> None:
@@ -170,8 +171,10 @@ class Timer:
         wakes = [w for s in self.fleet.schedules if (w := s.times.wakes(_now()))]
         if code not in _VERDICTS:
             how = f"gave exit code {code}" if code >= 0 else f"was ended by signal {-code}"
-            self._note(f"sweep --due {how}; trying again in {RETRY_SECONDS:g} s")
+            if code != self._code:
+                self._note(f"sweep --due {how}; trying again every {RETRY_SECONDS:g} s")
             wakes.append(_now() + datetime.timedelta(seconds=RETRY_SECONDS))
+        self._code = code
         return min(wakes, default=None)
 
     def _answers(self) -> bool:
@@ -200,7 +203,8 @@ class Timer:
 
 def _tell_wrong(found: Fleet, note: Note) -> None:
     for wrong in found.wrong:
-        note(f"{wrong.cluster} is not swept until this is mended:\n" + "\n".join(wrong.mistakes))
+        told = "\n".join(wrong.mistakes)
+        note(f"{wrong.cluster} is not swept until this is mended and read again (SIGHUP):\n{told}")
 
 
 def _now() -> datetime.datetime:

@@ -12,6 +12,8 @@ from topobench.errors import RefusedError, SchemaTooNew, TopobenchError, UsageEr
 from topobench.fleet import Schedule
 
 FAULT = 70
+FAILED = {1: "some cells failed", 3: "nothing was measured"}
+"""What an exit code says of a sweep that was made."""
 SIGNAL = 128
 """Codes above it name a signal."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from topobench.errors import StoreError, StoreUnreachable, TopobenchError
 from topobench.fleet import Fleet, Schedule
 from topobench.fleet_memory import Memory
-from topobench.fleet_ran import Ran, checked
+from topobench.fleet_ran import FAILED, Ran, checked
 
 if TYPE_CHECKING:
     from topobench.db.spool import Call
@@ -101,7 +101,7 @@ def keep_end(ran: Ran, tried_at: datetime.datetime) -> None:
         "times": ran.schedule.times.text,
         "exit_code": ran.exit_code,
         "sweep": ran.sweep,
-        "message": ran.message,
+        "message": FAILED.get(ran.exit_code),  # that the store was away is told by then
     }
     with Spool(_folder(), f"{ran.sweep}-schedule", url=ran.schedule.config.store) as spool:
         spool.append(END_SCHEDULE, end)

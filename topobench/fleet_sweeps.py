@@ -19,7 +19,7 @@ from topobench.errors import StoreError, TopobenchError, UsageError
 from topobench.fleet import Fleet, Schedule, Wrong
 from topobench.fleet_memory import Memory, UnderWay
 from topobench.fleet_missed import CLOCKS_DIFFER, Missed
-from topobench.fleet_ran import FAULT, SIGNAL, Ran, checked, exit_code, failed
+from topobench.fleet_ran import FAILED, FAULT, SIGNAL, Ran, checked, exit_code, failed
 from topobench.fleet_spool import Brought
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from topobench.db.schedules import State
 
 _LATER = "the next sweep of this fleet, in this folder, brings them in by itself and judges them"
-_FAILED = {1: "some cells failed", 3: "nothing was measured"}
 
 
 def sweep(
@@ -290,7 +289,7 @@ def _ended(ran: Ran, outcome: Outcome) -> Ran:
     code, found = outcome.exit_code, outcome.data
     spooled = found["store"] == FOLDER
     about_store = outcome.warnings[len(found["sweep"]["warnings"]) :]
-    told = [_FAILED.get(code), *([*about_store[-1:], _LATER] if spooled else about_store)]
+    told = [FAILED.get(code), *([*about_store[-1:], _LATER] if spooled else about_store)]
     return replace(
         ran,
         exit_code=code,

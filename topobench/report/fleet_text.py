@@ -37,8 +37,9 @@ def _wrong(wrong: Document) -> Iterator[RenderableType]:
 def _brought(brought: Document) -> Iterator[RenderableType]:
     where = "of no store of this fleet"
     if brought["store"] is not None:
-        runs = f"{brought['stored']} new runs, {brought['already_stored']} that were there"
-        where = f"{brought['files']} files into {clean(brought['store'])}: {runs}"
+        already = brought["already_stored"]
+        runs = f"{brought['stored']} new runs" + (f", {already} were there" if already else "")
+        where = f"{brought['files']} files, {runs}, into {clean(brought['store'])}"
     yield Text(f"spool: {where}", style="bold")
     for line in brought["problems"][:_MOST_PROBLEMS]:
         yield Prose(f"not brought in: {clean(line, _LONGEST)}")
