@@ -15,9 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Table
 
 from topobench.db import schema
-from topobench.db.engine import mask_url
 from topobench.db.stray_words import Stray
-from topobench.errors import StoreError
 
 RUNS, SWEEPS = 10_000, 30
 """So many of the newest are looked at for every answer."""
@@ -60,7 +58,7 @@ def check_keys(connection: Connection, sweep_id: int | None = None) -> None:
         for table in _TABLES:
             found = next(_loose_of(connection, table, _limits(table, within), sweep_id), None)
             if found is not None:
-                raise StoreError(f"{mask_url(connection.engine.url)}: {found}")
+                raise found.error(connection)
 
 
 def loose(connection: Connection) -> Iterator[Stray]:

@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import Connection
+
+from topobench.db.engine import mask_url
+from topobench.errors import StoreError
+
 _LONGEST = 40
 _ADVICE = "topobench did not write that: put it right, or restore a copy from before it was edited"
 
@@ -31,8 +36,13 @@ class Stray:
 
     def __str__(self) -> str:
         place = ", ".join(f"{name} {value}" for name, value in self.row.items())
-        more = "" if self.rows == 1 else f" ({self.rows} rows; `topobench db check` lists them)"
+        more = "" if self.rows == 1 else f" (in {self.rows} rows)"
         return (
             f"table {self.table}, row {place}, column {self.column} holds "
             f"{self.value[:_LONGEST]!r} where {self.belongs} belongs{more}; {_ADVICE}"
         )
+
+    def error(self, connection: Connection) -> StoreError:
+        """What a command ends with that would have to leave it out."""
+        where = mask_url(connection.engine.url)
+        return StoreError(f"{where}: {self}; `topobench db check` lists what else there is")

@@ -7,6 +7,7 @@ something has already gone wrong, or a value looks as if it had.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import sys
@@ -18,7 +19,7 @@ from sqlalchemy import Connection, Table
 
 from topobench.db import schema
 from topobench.db.columns import JsonText, UtcTime
-from topobench.db.engine import make_engine, mask_url, parse_url, reading, sqlite_path
+from topobench.db.engine import make_engine, parse_url, reading, sqlite_path
 from topobench.db.loose import loose
 from topobench.db.stray_words import Stray
 from topobench.errors import StoreError
@@ -35,7 +36,8 @@ def blame(url: str) -> StoreError | None:
     engine = make_engine(parsed, read_only=True)
     try:
         with reading(engine) as connection:
-            return edited(connection)
+            found = next(itertools.chain(values(connection), loose(connection)), None)
+            return None if found is None else found.error(connection)
     finally:
         engine.dispose()
 
@@ -47,11 +49,6 @@ def all_strays(connection: Connection) -> list[Stray]:
     return keys + [s for s in values(connection) if (s.table, s.column) not in told]
 
 
-def edited(connection: Connection) -> StoreError | None:
-    """The error that names the first value, or key, that topobench did not write; None if none."""
-    return stray(connection) or _error(connection, next(loose(connection), None))
-
-
 def check_whole(connection: Connection) -> None:
     """
     Look at every key of a store whose rows are all to be told.
@@ -59,14 +56,15 @@ def check_whole(connection: Connection) -> None:
     Raises:
         StoreError: One leads nowhere; the message says where it stands.
     """
-    found = _error(connection, next(loose(connection), None))
+    found = next(loose(connection), None)
     if found is not None:
-        raise found
+        raise found.error(connection)
 
 
 def stray(connection: Connection) -> StoreError | None:
     """The error that names the first value that is not of its column; None if there is none."""
-    return _error(connection, next(values(connection), None))
+    found = next(values(connection), None)
+    return None if found is None else found.error(connection)
 
 
 def values(connection: Connection) -> Iterator[Stray]:
@@ -74,10 +72,6 @@ def values(connection: Connection) -> Iterator[Stray]:
     if connection.dialect.name == "sqlite":
         for table in schema.metadata.sorted_tables:
             yield from _strays_of(connection, table)
-
-
-def _error(connection: Connection, found: Stray | None) -> StoreError | None:
-    return None if found is None else StoreError(f"{mask_url(connection.engine.url)}: {found}")
 
 
 def check_numbers(connection: Connection, values: Iterable[Any]) -> None:
