@@ -27,6 +27,7 @@ from topobench.fleet_times import Times, parse_quiet
 
 UTC = datetime.UTC
 NEVER = "0 0 29 2 *"
+CRON = ["sweep", "--fleet", "fleet.yaml", "--due", "--trigger", "cron"]
 
 
 def at(text: str) -> datetime.datetime:
@@ -50,7 +51,7 @@ class Nights:
         return fleet.load(file)
 
     def look(self, *more: str) -> tuple[int, str]:
-        code = cli.main(["sweep", "--fleet", "fleet.yaml", "--due", "--trigger", "cron", *more])
+        code = cli.main([*CRON, *more])
         out, err = self.capture.readouterr()
         assert err == ""
         return code, out
@@ -145,10 +146,28 @@ def test_a_wrong_cluster_is_told_once_and_by_every_exit_code(nights: Nights) -> 
     assert nights.look() == (2, "")
     assert nights.look("--check") == (3, "")
     assert nights.look("--only", "lab") == (0, "")
+    assert nights.look() == (2, ""), "it stays told"
     assert nights.document()["wrong"][0]["is_news"] is False
     (nights.folder / "far.yaml").write_text("kind: topobench/v1\nname: far\n")
     assert nights.look("--textfile", "topobench.prom") == (0, "")
     assert not any(line.startswith("topobench_cluster_wrong{") for line in nights.metrics())
+    (nights.folder / "far.yaml").write_text("kind: topobench/v1\nname: far\nprobs: [gemm]\n")
+    assert "probs: unknown key" in nights.look()[1], "it was mended meanwhile"
+
+
+def test_a_fleet_that_cannot_be_used_is_told_once_too(nights: Nights) -> None:
+    nights.write("{name: lab}")
+    file = nights.folder / "fleet.yaml"
+    good = file.read_text()
+    for _ in range(2):
+        file.write_text(good.replace("{name: lab}", "{nam: lab}"))
+        assert cli.main(CRON) == 2
+        assert "fleet.yaml:4: nam: unknown key" in nights.capture.readouterr().err
+        assert nights.look() == (2, "")
+        assert nights.look("--check") == (3, "")
+        assert len(nights.document()["wrong"][0]["mistakes"]) == 1
+        file.write_text(good)
+        assert nights.look() == (0, "")
 
 
 def spooled_night(nights: Nights, found: fleet.Fleet) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,25 @@ class Memory:
         except OSError:
             return False
         return True
+
+    def new_of(self, about: str, told: Mapping[str, str], still: Collection[str]) -> set[str]:
+        """
+        As :meth:`is_new`, of several: the names of those that were not told last.
+
+        Args:
+            told: What is told of each name now.
+            still: Names that are not forgotten, though nothing is told of them now.
+        """
+        file = self._file(about)
+        before: dict[str, str] = {}
+        with contextlib.suppress(OSError, ValueError):
+            if file is not None:
+                before = json.loads(file.read_text(encoding="utf-8"))
+        kept = {name: text for name, text in before.items() if name in still}
+        with contextlib.suppress(OSError):
+            if file is not None:
+                file.write_text(json.dumps({**kept, **told}), encoding="utf-8")
+        return {name for name, text in told.items() if kept.get(name) != text}
 
     def _file(self, about: str) -> Path | None:
         digest = hashlib.blake2b(about.encode(), digest_size=8).hexdigest()

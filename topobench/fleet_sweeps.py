@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from topobench import commands, fleet, fleet_memory, fleet_missed, fleet_spool
 from topobench.commands import Outcome
-from topobench.errors import StoreError, TopobenchError, UsageError
-from topobench.fleet import Fleet, Schedule, Wrong
+from topobench.errors import ConfigError, StoreError, TopobenchError, UsageError
+from topobench.fleet import Fleet, Schedule
 from topobench.fleet_memory import Memory, UnderWay
 from topobench.fleet_missed import CLOCKS_DIFFER, Missed
 from topobench.fleet_ran import FAILED, FAULT, SIGNAL, Ran, checked, exit_code, failed
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from topobench.db.schedules import State
 
+_FLEET = "fleet"
 _LATER = "the next sweep of this fleet, in this folder, brings them in by itself and judges them"
 
 
@@ -59,7 +60,12 @@ def sweep(
         UsageError: There is no folder for the text file, or a package is missing.
         RefusedError: Another ``sweep --due`` of this fleet is under way (silent for cron).
     """
-    whole = fleet.load(path)
+    try:
+        whole = fleet.load(path)
+    except ConfigError as error:
+        if due and trigger == "cron" and _was_told(path, error):
+            return _silent(path, error, check=check)
+        raise
     wanted = fleet.chosen(whole, only)
     if textfile is not None:
         _check_textfile(textfile)
@@ -75,6 +81,17 @@ def sweep(
     outcome = look.outcome(status)
     told = [] if textfile is None else _write_metrics(whole, textfile)
     return replace(outcome, warnings=(*outcome.warnings, *told))
+
+
+def _silent(path: Path, error: ConfigError, *, check: bool) -> Outcome:
+    """What a look gives that could not use its fleet, and said so last time."""
+    from topobench.report.fleet_text import render_fleet
+
+    wrong = {"cluster": path.name, "mistakes": list(error.mistakes), "is_news": False}
+    data = {"fleet": path.stem, "checked": check, "wrong": [wrong], "is_news": False}
+    data |= {"sweeps": [], "missed": [], "spool": []}
+    code = exit_code([], check=check, wrong=True)
+    return Outcome(data, lambda: render_fleet(data), exit_code=code, status="attention")
 
 
 class _Look:
@@ -101,7 +118,8 @@ class _Look:
     def run(self, memory: Memory) -> None:
         """Tell wrong clusters, bring in what was spooled, look back, then sweep."""
         schedules = self._wanted.schedules
-        self._wrong = [_told_wrong(w, memory) for w in self._wanted.wrong]
+        memory.forget(_FLEET)
+        self._wrong = _told_wrong(self._whole, self._wanted, memory)
         self._spool, self._ran = fleet_spool.bring_in(
             self._whole, schedules, check=self._check, memory=memory
         )
@@ -177,14 +195,25 @@ def _write_metrics(whole: Fleet, path: Path) -> list[str]:
     return []
 
 
-def _told_wrong(wrong: Wrong, memory: Memory) -> dict[str, Any]:
-    """A cluster with mistakes as the JSON document has it."""
-    text = "\n".join(wrong.mistakes)
-    return {
-        "cluster": wrong.cluster,
-        "mistakes": list(wrong.mistakes),
-        "is_news": memory.is_new(f"wrong {wrong.cluster}", text),
-    }
+def _told_wrong(whole: Fleet, wanted: Fleet, memory: Memory) -> list[dict[str, Any]]:
+    """Clusters with mistakes as the JSON document has them."""
+    texts: dict[str, str] = {}
+    for wrong in wanted.wrong:  # of one name there may be two
+        texts[wrong.cluster] = "\n".join([texts.get(wrong.cluster, ""), *wrong.mistakes])
+    news = memory.new_of("wrong", texts, [w.cluster for w in whole.wrong])
+    return [
+        {"cluster": w.cluster, "mistakes": list(w.mistakes), "is_news": w.cluster in news}
+        for w in wanted.wrong
+    ]
+
+
+def _was_told(path: Path, error: ConfigError) -> bool:
+    """Whether the last look told the same of a fleet that cannot be used, or the next one will."""
+    try:
+        with fleet_memory.alone(path) as memory:
+            return not memory.is_new(_FLEET, str(error))
+    except UnderWay:
+        return True
 
 
 def _told_once(ran: Ran, memory: Memory) -> Ran:
