@@ -166,6 +166,7 @@ def _rank(
         devices=devices,
         publish=publish,
         wait=lambda: str(addresses.get(timeout=GANG_SECONDS)),
+        deadline_seconds=2.0 if devices else 0.4,  # gloo spins; its speed is nobody's business
     )
     if not devices:  # as a worker does: ranks do not take each other's CPUs
         import torch
