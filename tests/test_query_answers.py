@@ -24,7 +24,7 @@ from made_fleet import (
 )
 from querying import Fleet, Rows, pick
 from storing import begin, cell, host, reading, run
-from topobench.db import queries, schema
+from topobench.db import look, queries, schema
 from topobench.db.engine import writing
 from topobench.db.store import Store
 from topobench.effects import benches, compared
@@ -443,6 +443,11 @@ def test_what_hosts_measured_together_is_no_host_s_own(tmp_path: Path) -> None:
             assert sorted(map(tuple, latest)) == [("a", 2), ("b", 2), ("c", 2)]
             for view in ("v_peer", "v_straggler"):
                 assert connection.execute(sa.text(f"SELECT * FROM {view}")).all() == []
+        measured = {h["key"] for h in look.fleet(store) if h["measured_unix_seconds"]}
+        covered = queries.run_query(store, "coverage", {"since": "2026-01-01"})
+        at = covered.columns.index("n_series_measured")
+        assert measured == set(keys), "the last of them was so only as a second host"
+        assert sorted(row[at] for row in covered.rows) == [1, 1, 2, 2]
         for query in ("acceptance", "slowest-hosts", "driver-effect"):
             asked = {"since": "2026-01-01", "probe": "%", "min_hosts": "1", "metric": "%"}
             known = {p.name for p in queries.load(query).parameters}

@@ -124,9 +124,21 @@ def fleet(store: Store) -> list[Document]:
 
 
 def _ages(connection: sa.Connection) -> dict[int, tuple[float | None, int]]:
-    s = schema.series
+    """When each host was measured last, alone or together with others, and whether that is made."""
+    s, together = (
+        schema.series,
+        sa.table("v_together", sa.column("series_id"), sa.column("host_id")),
+    )
+    taken = sa.union(
+        sa.select(s.c.id.label("series_id"), s.c.host_id),
+        sa.select(together.c.series_id, together.c.host_id),
+    ).subquery()
     newest = clocks.newest(s.c.latest_unix_seconds)
-    query = sa.select(s.c.host_id, newest, sa.func.max(s.c.synthetic)).group_by(s.c.host_id)
+    query = (
+        sa.select(taken.c.host_id, newest, sa.func.max(s.c.synthetic))
+        .select_from(taken.join(s, s.c.id == taken.c.series_id))
+        .group_by(taken.c.host_id)
+    )
     return {host: (at, synthetic) for host, at, synthetic in connection.execute(query)}
 
 
