@@ -262,6 +262,8 @@ def test_the_gravest_sweep_decides_the_exit_code(tmp_path: Path) -> None:
     assert [exit_code(ran, check=c) for c in (False, True)] == [4, 1]
     assert exit_code([*ran, Ran(schedule, exit_code=143, verdict=3)], check=True) == 143
     assert exit_code([], check=True) == 0
+    late = Ran(schedule, exit_code=143, verdict=3, is_late=True)
+    assert [exit_code([late], check=c) for c in (False, True)] == [1, 3]
 
 
 def test_a_store_keeps_what_schedules_last_did(store_url: str) -> None:

@@ -195,13 +195,14 @@ def suffixes(nights: Nights) -> list[str]:
 def test_a_spooled_night_is_brought_in_and_judged_by_the_next_look(nights: Nights) -> None:
     """Once: told, with its own verdict, and not swept anew."""
     sweep = spooled_night(nights, nights.write("{name: lab}"))
+    nights.write("{name: other}")
+    assert nights.look("--check")[0] == 0, "another fleet in this folder takes what is measured,"
+    assert suffixes(nights) == [".imported", ".jsonl"], "and leaves whose night it was"
+    nights.write("{name: lab}")
     with away(nights):
         nights.look("--check", "--textfile", "topobench.prom")
-    assert 'topobench_spool_files{state="waiting"} 2.0' in nights.metrics()
+    assert 'topobench_spool_files{state="waiting"} 1.0' in nights.metrics()
     found = nights.document("--check")
-    assert found["spool"] == [
-        {"store": nights.url, "files": 2, "stored": 2, "already_stored": 0, "problems": []}
-    ]
     (ran,) = found["sweeps"]
     assert (ran["sweep"], ran["exit_code"], ran["counts"]) == (sweep, 1, {"ok": 3})
     assert (ran["due_at"], ran["is_news"]) == ("2026-11-02T01:00:00Z", True)
@@ -227,8 +228,12 @@ def test_an_older_night_from_the_spool_changes_nothing_of_a_later_try(nights: Ni
             message=None, findings={"k1": "fail"},
         )  # fmt: skip
         before = schedules.of(store, "lab", "now")
-    (ran,) = nights.document("--check")["sweeps"]
+    found = nights.document("--check")
+    (ran,) = found["sweeps"]
     assert (ran["sweep"], ran["due_at"], ran["cleared"]) == (sweep, None, [])
+    assert found["spool"] == [
+        {"store": nights.url, "files": 2, "stored": 2, "already_stored": 0, "problems": []}
+    ]
     with Store.open(nights.url) as store:
         assert schedules.of(store, "lab", "now") == before
 

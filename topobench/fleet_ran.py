@@ -32,6 +32,7 @@ class Ran:
         level: The gravest level of the check.
         is_away: The store could not be opened.
         spooled: What it measured is in the spool and not in the store.
+        is_late: It ran before, and came in from the spool now.
         is_news: Whether anything differs from the last try.
     """
 
@@ -47,6 +48,7 @@ class Ran:
     spooled: bool = False
     new: Mapping[str, str] = field(default_factory=dict)
     cleared: Sequence[str] = ()
+    is_late: bool = False
     is_news: bool = False
 
     def told(self) -> dict[str, Any]:
@@ -101,12 +103,13 @@ def exit_code(ran: Sequence[Ran], *, check: bool, wrong: bool = False) -> int:
     Of several sweeps: a signal's first, then the gravest.
 
     Checked: fail, degraded, not judged, ok. Not checked: a fault of ours, a wrong setting,
-    nothing measured, refused, cells failed.
+    nothing measured, refused, cells failed. That a signal ended one that came late is no signal
+    now: its cells failed.
 
     Args:
         wrong: A cluster has mistakes and could not be swept.
     """
-    codes = {r.exit_code for r in ran}
+    codes = {1 if r.is_late and r.exit_code > SIGNAL else r.exit_code for r in ran}
     signals = [code for code in codes if code > SIGNAL]
     if signals:
         return max(signals)

@@ -128,7 +128,8 @@ class _Importing:
         from topobench.db.engine import mask_url
         from topobench.db.store import Store
 
-        files = spool.files_for(folder, self.url)
+        own = (None, *((s.cluster, s.name) for s in self.schedules))
+        files = [f for f in spool.files_for(folder, self.url) if spool.schedule_told(f) in own]
         if not files:
             return None
         before = {line for f in files for line in spool.problems_told(f).splitlines()}
@@ -160,9 +161,7 @@ class _Importing:
         from topobench.db import look, schedules
 
         named = (call["cluster"], call["schedule"])
-        schedule = next((s for s in self.schedules if (s.cluster, s.name) == named), None)
-        if schedule is None:
-            return
+        schedule = next(s for s in self.schedules if (s.cluster, s.name) == named)
         state = schedules.of(store, *named)
         is_last = state is not None and state.sweep == call["sweep"]
         ran = Ran(
@@ -171,6 +170,7 @@ class _Importing:
             exit_code=call["exit_code"],
             sweep=call["sweep"],
             message="\n".join(filter(None, ["came in from the spool", call["message"]])),
+            is_late=True,
             is_news=True,
         )
         findings: Mapping[str, str] = state.findings if state and is_last else {}

@@ -39,7 +39,7 @@ _OF_STORE = "of_store"
 _NOT_YET = (".jsonl", ".part")
 _PROBLEMS = ".problems"
 _AGAIN_SECONDS = 86400.0
-_LONGEST_FIRST_LINE = 4096
+_LONGEST_HEAD = 16384
 
 Call = Mapping[str, Any]
 """The arguments of a call."""
@@ -221,10 +221,24 @@ def files_for(folder: Path, url: str) -> list[Path]:
 
 def place_told(file: Path) -> str | None:
     """The place of the store that a file is of (``place_of``); None if that is not told."""
+    told = _told(file, 0, _OF_STORE)
+    return None if told is None else str(told.get("place"))
+
+
+def schedule_told(file: Path) -> tuple[str, str] | None:
+    """Cluster and schedule whose try has ended, of a file that says that and no more."""
+    told = _told(file, 1, END_SCHEDULE)
+    return None if told is None else (str(told.get("cluster")), str(told.get("schedule")))
+
+
+def _told(file: Path, line: int, op: str) -> Call | None:
+    """The arguments of a call near the beginning of a file, if it is that call."""
     try:
         with file.open("rb") as opened:
-            call = _parse(opened.readline(_LONGEST_FIRST_LINE))
-        return str(call["data"]["place"]) if call["op"] == _OF_STORE else None
+            for _ in range(line):
+                opened.readline(_LONGEST_HEAD)
+            call = _parse(opened.readline(_LONGEST_HEAD))
+        return dict(call["data"]) if call["op"] == op else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
