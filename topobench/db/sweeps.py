@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from topobench.db import places, schema
+from topobench.db.clocks import limit_seconds
 from topobench.db.columns import parse_time, time_text, unix_seconds
 from topobench.db.keys import insert_id
 from topobench.db.places import Places
@@ -200,20 +201,23 @@ def _sweep_row(start: SweepStart) -> Row:
 
 
 def _clock_warnings(connection: Connection, row: Row) -> list[str]:
-    """A warning if the newest sweep of this cluster and source began after this one."""
+    """
+    A warning if the newest sweep of this cluster and source began after this one.
+
+    One whose date lies ahead is told by the next sweep alone: it would be by all until that date.
+    """
     if row["source"] != "probe" or row["synthetic"]:
         return []
     table = schema.sweep
-    newest = connection.execute(
-        sa.select(sa.func.max(table.c.started_at)).where(
-            table.c.cluster_id == row["cluster_id"],
-            table.c.source == row["source"],
-            table.c.synthetic == row["synthetic"],
-        )
-    ).scalar()
-    if newest is None or newest <= row["started_at"]:
+    same = [table.c[name] == row[name] for name in ("cluster_id", "source", "synthetic")]
+    by_date = sa.select(table).where(*same).order_by(table.c.started_at.desc()).limit(1)
+    newest = connection.execute(by_date).first()
+    if newest is None or newest.started_at <= row["started_at"]:
+        return []
+    last = connection.execute(sa.select(sa.func.max(table.c.id)).where(*same)).scalar()
+    if newest.started_unix_seconds > limit_seconds() and newest.id != last:
         return []
     return [
-        f"clock_step: the newest stored sweep began at {newest}, after this one at "
+        f"clock_step: the newest stored sweep began at {newest.started_at}, after this one at "
         f"{row['started_at']}: a clock was set back, or this sweep comes from a spool"
     ]
