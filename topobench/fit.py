@@ -252,7 +252,7 @@ def _huber_line(x: NDArray[np.float64], t: NDArray[np.float64]) -> _Line:
         spread = _spread(residuals)
         inside = np.abs(residuals) <= _HUBER * spread
         weights = np.divide(_HUBER * spread, np.abs(residuals), out=np.ones_like(t), where=~inside)
-        if np.allclose(line, before, rtol=1e-10, atol=0.0):
+        if (np.abs(line - before) <= 1e-10 * np.abs(before)).all():
             break
     return _Line(
         alpha=float(line[0]),
@@ -287,7 +287,9 @@ def _spread(residuals: NDArray[np.float64]) -> float:
     """Robust standard deviation; a line through two points makes two residuals too small."""
     import numpy as np
 
-    return float(_MAD_TO_SIGMA * np.median(np.sort(np.abs(residuals))[2:]))
+    kept = np.sort(np.abs(residuals))[2:]
+    last = len(kept) - 1
+    return float(_MAD_TO_SIGMA * (kept[last // 2] + kept[len(kept) // 2]) / 2)
 
 
 def _alpha(line: _Line, quantile: float, confidence: float) -> Estimate:
