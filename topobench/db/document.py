@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from topobench.db import clocks, schema, strays
+from topobench.db import schema, strays
 from topobench.db.cells import cell_rows, device_keys, rank_hosts
 from topobench.db.records import ENVIRONMENT, SUMMARY_NUMBERS, reason_from
 from topobench.drivers import Driver
@@ -44,10 +44,9 @@ def sweep_summary(row: Any) -> Document:
     """
     The ``sweep`` of a document, from a row of sweep with ``cluster``.
 
-    One that says ``running`` and lost its driver on this machine has a warning that says so, and
-    so has one whose date lies ahead.
+    One that says ``running`` and lost its driver on this machine has a warning that says so.
     """
-    notes = filter(None, [lost_driver(row), _dated_ahead(row)])
+    loss = lost_driver(row)
     return {
         "id": row.uuid,
         "cluster": row.cluster,
@@ -64,18 +63,8 @@ def sweep_summary(row: Any) -> Document:
         "source": row.source,
         "synthetic": bool(row.synthetic),
         "labels": row.labels,
-        "warnings": [*row.warnings, *notes],
+        "warnings": [*row.warnings, *([loss] if loss else [])],
     }
-
-
-def _dated_ahead(row: Any) -> str | None:
-    seconds = row.started_unix_seconds
-    if not isinstance(seconds, float) or seconds <= clocks.limit_seconds():
-        return None
-    return (
-        f"clock_ahead: it is dated {row.started_at}, which lies ahead: a clock was wrong, or is; "
-        "it is not the latest sweep while there is another"
-    )
 
 
 def lost_driver(row: Any) -> str | None:
