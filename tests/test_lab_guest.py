@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,13 @@ def available() -> None:
         pytest.skip(f"no lab: {reason}")
 
 
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    """A folder that a guest sees: /dev/shm, where those of tests may lie, is its own there."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
 def guests() -> list[str]:
     """Command lines of emulators that are running."""
     found = []
@@ -36,13 +44,13 @@ def guests() -> list[str]:
 class TestGuest:
     pytestmark = guest
 
-    def test_command_has_its_own_exit_code_streams_and_environment(self, tmp_path: Path) -> None:
+    def test_command_has_its_own_exit_code_streams_and_environment(self, outside: Path) -> None:
         """It reads this machine's files, and what it writes stays in the guest, in its cpuset."""
-        (tmp_path / "here").write_text("from outside")
+        (outside / "here").write_text("from outside")
         script = 'cat here; nproc; echo "$TOLD" > there; cat there >&2; exit 7'
-        done = lab.run("cpuset", ["bash", "-c", script], env={"TOLD": "a b"}, cwd=tmp_path)
+        done = lab.run("cpuset", ["bash", "-c", script], env={"TOLD": "a b"}, cwd=outside)
         assert (done.returncode, done.stdout, done.stderr) == (7, "from outside3\n", "a b\n")
-        assert [p.name for p in tmp_path.iterdir()] == ["here"]
+        assert [p.name for p in outside.iterdir()] == ["here"]
 
     def test_guest_that_takes_too_long_is_ended_with_what_it_said(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
