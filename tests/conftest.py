@@ -37,6 +37,8 @@ LONGEST = (
     *("test_launch.py", "test_launch_life.py", "test_fleet.py", "test_check.py"),
     *("test_compare.py", "test_probe_collectives.py", "test_probe_all_reduce.py"),
     *("test_serving.py", "test_import_store.py", "test_queries.py"),
+    *("test_launch_hang.py", "test_launch_rings.py", "test_query_engines.py"),
+    *("test_probe_ring_p2p.py", "test_report_sweep.py", "test_demo.py"),
 )
 """Files that take longest, which begin first: a long one at the end would run alone."""
 
