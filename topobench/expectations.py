@@ -155,11 +155,14 @@ def held_against(
         known: Instead of the package's.
     """
     best: dict[tuple[int, str, tuple[str, ...]], tuple[DeviceFigure, Expectation]] = {}
+    by_metric: dict[tuple[str, str], list[DeviceFigure]] = {}
+    for figure in figures:
+        shared = figure.probe == "host_to_device" and figure.busy > 1
+        if models.get(figure.host) is not None and not shared:
+            by_metric.setdefault((figure.probe, figure.metric), []).append(figure)
     for number, expectation in enumerate(load() if known is None else known):
-        for figure in figures:
-            shared = figure.probe == "host_to_device" and figure.busy > 1
-            model = models.get(figure.host)
-            if model is None or shared or not expectation.speaks_of(figure, model):
+        for figure in by_metric.get((expectation.probe, expectation.metric), ()):
+            if not expectation.speaks_of(figure, models[figure.host]):
                 continue
             key = number, figure.host, figure.devices
             if key not in best or figure.value > best[key][0].value:
