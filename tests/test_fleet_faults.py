@@ -74,6 +74,7 @@ def nights(
     capsys: pytest.CaptureFixture[str],
 ) -> Nights:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")  # no path is longer than a line and broken in two
     monkeypatch.setenv("TOPOBENCH_RUN_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("TOPOBENCH_STORE", sqlite_store_url)
     monkeypatch.setattr("topobench.db.engine.BUSY_SECONDS", 0.2)
