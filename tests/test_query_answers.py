@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from topobench.db import look, queries, schema
 from topobench.db.engine import writing
 from topobench.db.store import Store
 from topobench.effects import benches, compared
-from topobench.reading import Arm, Binding
+from topobench.reading import Arm, Binding, Scalar
 
 COPIES = {key: copy_speed(key, 3) for key in HOSTS}
 LARGE = '{"bytes":67108864,"direction":"h2d","memory":"pinned"}'
@@ -473,6 +474,25 @@ def test_pairs_of_hosts_tell_which_end_is_slow(fleet: Fleet) -> None:
     assert {r["sender"]: r["sender_best_ratio"] for r in rows}["h03"] == near(1.01)
     assert {(r["n_pairs"], r["typical_median"]) for r in rows} == {(6, 3e9)}
     assert len(fleet.ask("host-pairs", host="h02")) == 4
+
+
+def test_where_both_hosts_send_none_is_slow_for_its_place_in_a_pair(store_url: str) -> None:
+    """Host c is first only beside the slow d; beside a and b, where it is second, it is fast."""
+    with Store.open(store_url) as store:
+        pairs = list(itertools.combinations("abcd", 2))
+        params: dict[str, Scalar] = {"bytes": 16 * MIB, "direction": "both", "streams": 4}
+        planned = [
+            replace(cell(host=p[0], probe="host_network", params=params, ranks=2), hosts=p)
+            for p in pairs
+        ]
+        begin(store, *planned, hosts=[host(key) for key in "abcd"])
+        for made in planned:
+            store.put_run(run(made, reading(1e9 if "d" in made.hosts else 2e9)))
+        found = queries.run_query(store, "host-pairs", {"since": "2026-01-01"})
+    rows = [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+    best = {(r["sender"], round(r["sender_best_ratio"], 9)) for r in rows}
+    best |= {(r["receiver"], round(r["receiver_best_ratio"], 9)) for r in rows}
+    assert best == {("a", 1.333333333), ("b", 1.333333333), ("c", 1.333333333), ("d", 0.666666667)}
 
 
 def test_what_hosts_measured_together_is_found_under_each_of_them(fleet: Fleet) -> None:

@@ -9,8 +9,9 @@
 -- param now moment = now: ages are counted up to here
 -- What two hosts measured together. sender: who sends; where both do, the host of rank 0.
 -- typical_median: of the n_pairs directions alike. speed_ratio: by the typical, 0.9 = 10 % slower.
--- sender_best_ratio, receiver_best_ratio: the best that host reaches so with any other; where one of
--- them is low, too, suspect that host (its NIC, cable or port), else the path between both.
+-- sender_best_ratio, receiver_best_ratio: the best that host reaches so with any other, in whichever
+-- place where both send; where one of them is low, too, suspect that host (its NIC, cable or port),
+-- else the path between both.
 WITH measured AS (
     SELECT
         v.cluster, v.probe, v.probe_version, v.params, v.arm, v.n_devices, v.n_ranks, v.metric,
@@ -21,6 +22,7 @@ WITH measured AS (
             replace(v.params, '"direction":"out"', '"direction":*'),
             '"direction":"in"', '"direction":*'
         ) AS rest,
+        CASE WHEN v.direction IN ('out', 'in') THEN 1 ELSE 0 END AS one_way,
         CASE WHEN v.direction = 'in' THEN b.host ELSE a.host END AS sender,
         CASE WHEN v.direction = 'in' THEN b.host_key ELSE a.host_key END AS sender_key,
         CASE WHEN v.direction = 'in' THEN a.host ELSE b.host END AS receiver,
@@ -58,12 +60,20 @@ WITH measured AS (
         CASE WHEN better = 1 THEN median / typical_median ELSE typical_median / median END
             AS speed_ratio
     FROM centred
+), reached AS (
+    SELECT alike, sender_key AS host_key, one_way AS sends, speed_ratio FROM rated
+    UNION ALL
+    SELECT alike, receiver_key, 0, speed_ratio FROM rated
+), best AS (
+    SELECT alike, host_key, sends, max(speed_ratio) AS best_ratio
+    FROM reached
+    GROUP BY alike, host_key, sends
 ), compared AS (
     SELECT
-        rated.*,
-        max(speed_ratio) OVER (PARTITION BY alike, sender_key) AS sender_best_ratio,
-        max(speed_ratio) OVER (PARTITION BY alike, receiver_key) AS receiver_best_ratio
-    FROM rated
+        r.*, s.best_ratio AS sender_best_ratio, o.best_ratio AS receiver_best_ratio
+    FROM rated r
+    JOIN best s ON s.alike = r.alike AND s.host_key = r.sender_key AND s.sends = r.one_way
+    JOIN best o ON o.alike = r.alike AND o.host_key = r.receiver_key AND o.sends = 0
 )
 SELECT
     cluster, sender, receiver, probe, direction, bytes, arm, backend, metric, unit, point,
