@@ -461,3 +461,29 @@ def latest(store: Store) -> list[float]:
     with store.engine.connect() as connection:
         query = sa.text("SELECT median FROM v_latest")
         return list(connection.execute(query).scalars())
+
+
+def test_keys_are_looked_at_once_as_long_as_the_file_stays_as_it_was(sqlite_store_url: str) -> None:
+    """A server answers many times between two nights; a hand's change is seen at once."""
+    planned = cell()
+    with Store.open(sqlite_store_url) as store:
+        sweep = begin(store, planned, hosts=[host(gpus=1)])
+        store.put_run(run(planned, reading(7.0)))
+        store.end_sweep(sweep, ended_at=at(60))
+    long_ago = time.time() - 60
+    os.utime(str(parse_url(sqlite_store_url).database), (long_ago, long_ago))
+    asked: list[str] = []
+    with Store.open(sqlite_store_url) as store:
+
+        def keep(_c: Any, _u: Any, statement: str, *_more: Any) -> None:
+            asked.append(statement)
+
+        sa.event.listen(store.engine, "before_cursor_execute", keep)
+        look.check_keys(store, sweep)
+        first = len([s for s in asked if "NOT EXISTS" in s])
+        look.check_keys(store, sweep)
+        assert first > 10
+        assert len([s for s in asked if "NOT EXISTS" in s]) == first
+        by_hand(sqlite_store_url, "UPDATE reading SET run_id = 77")
+        with pytest.raises(StoreError, match="column run_id holds '77'"):
+            look.check_keys(store, sweep)

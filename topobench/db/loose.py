@@ -3,12 +3,15 @@ Finds rows whose keys lead nowhere: joins leave them out of answers without a wo
 
 SQLite keeps whatever a hand writes into a key; PostgreSQL takes none. To look through a whole
 store of a million readings takes a second, so answers look at what they rest on: tables that stay
-small, and of runs the newest, and those of the sweep that is told of.
+small, and of runs the newest, and those of the sweep that is told of. What was looked at is not
+looked at again while the file stays as it was: a server answers many times between two nights.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,7 +20,7 @@ from sqlalchemy import Connection, Table
 from topobench.db import schema
 from topobench.db.stray_words import Stray
 
-RUNS, SWEEPS = 10_000, 30
+RUNS, SWEEPS = 10_000, 5
 """So many of the newest are looked at for every answer."""
 
 _FIRST = f"(SELECT max(id) FROM run) - {RUNS}"
@@ -42,6 +45,13 @@ Rows of a sweep are found from both ends, since either may have been edited.
 """
 
 
+_SETTLED_SECONDS = 0.1
+"""A file that was written less than so long ago may be written again without showing it."""
+_State = tuple[tuple[int, int, int], ...]
+_fine: dict[str, tuple[_State, set[int | None]]] = {}
+"""By a store's file: how it was, and what was looked at then and led somewhere."""
+
+
 def check_keys(connection: Connection, sweep_id: int | None = None) -> None:
     """
     Look at the keys of the rows that an answer rests on.
@@ -54,11 +64,41 @@ def check_keys(connection: Connection, sweep_id: int | None = None) -> None:
     """
     if connection.dialect.name != "sqlite":
         return
-    for within in (_NEWEST,) if sweep_id is None else (_NEWEST, _OF_SWEEP):
-        for table in _TABLES:
-            found = next(_loose_of(connection, table, _limits(table, within), sweep_id), None)
-            if found is not None:
-                raise found.error(connection)
+    file = connection.engine.url.database or ""
+    state = _state(file)
+    known, looked_at = _fine.get(file, (None, set[int | None]()))
+    if state is not None and state == known and sweep_id in looked_at:
+        return
+    if state is None or state != known or None not in looked_at:
+        _look(connection, {t: _limits(t, _NEWEST) for t in _TABLES})
+    if sweep_id is not None:
+        limits = {t: _limits(t, _OF_SWEEP) for t in _TABLES}
+        _look(connection, {t: limit for t, limit in limits.items() if limit}, sweep_id)
+    if state is not None:
+        _fine[file] = state, {None, sweep_id, *(looked_at if state == known else ())}
+
+
+def _look(connection: Connection, limits: Mapping[Table, str], sweep_id: int | None = None) -> None:
+    for table, limit in limits.items():
+        found = next(_loose_of(connection, table, limit, sweep_id), None)
+        if found is not None:
+            raise found.error(connection)
+
+
+def _state(file: str) -> _State | None:
+    """By which a change of a store's files shows; None where one just after would not."""
+    found = []
+    for name in (file, f"{file}-wal"):
+        try:
+            status = os.stat(name)
+        except OSError:
+            continue
+        if not status.st_size:  # whoever opens a store makes an empty log
+            continue
+        if time.time() - status.st_mtime < _SETTLED_SECONDS:
+            return None
+        found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(found) or None
 
 
 def loose(connection: Connection) -> Iterator[Stray]:
