@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Sequence
@@ -199,6 +200,12 @@ def test_a_spooled_night_is_brought_in_and_judged_by_the_next_look(nights: Night
     nights.write("{name: other}")
     assert nights.look("--check")[0] == 0, "another fleet in this folder takes what is measured,"
     assert suffixes(nights) == [".imported", ".jsonl"], "and leaves whose night it was"
+    (end,) = (nights.folder / spool.FOLDER).glob("*-schedule-*.jsonl")
+    os.utime(end, (0, 0))
+    (told,) = nights.document()["spool"]
+    assert "ends a night of lab/now, which is no schedule of this fleet" in told["problems"][0]
+    assert f"`topobench check {sweep} --store URL`" in told["problems"][0]
+    assert nights.look()[1] == "", "nobody took it in a day, which is told once"
     nights.write("{name: lab}")
     with away(nights):
         nights.look("--check", "--textfile", "topobench.prom")

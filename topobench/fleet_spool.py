@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ class Brought:
     What became of the spooled files of one store.
 
     Args:
-        store: Password masked; None: of files that no store of the fleet is named by.
+        store: Password masked; None: of files that no store or schedule of the fleet is named by.
         files: That were read.
         stored: Runs that are new.
         problems: What did not come in, and why, that was not told before.
@@ -71,7 +72,7 @@ def bring_in(
         for url in dict.fromkeys(s.config.store for s in schedules):
             importing = _Importing(url, whole.schedules, check, ran)
             brought += filter(None, [importing.run(folder, memory)])
-        brought += filter(None, [_strange(folder, whole, memory)])
+        brought += filter(None, [_strange(folder, whole, memory), _nobodys(folder, whole, memory)])
     return [b for b in brought if b.is_news], ran
 
 
@@ -209,3 +210,45 @@ def _strange(folder: Path, whole: Fleet, memory: Memory) -> Brought | None:
         for place, files in sorted(found.items())
     )
     return Brought(None, problems=problems) if memory.is_new("strange", str(problems)) else None
+
+
+def _nobodys(folder: Path, whole: Fleet, memory: Memory) -> Brought | None:
+    """
+    Ends of nights that no fleet took in a day, such as of a schedule with a new name, told once.
+
+    Of a fleet with wrong clusters nothing is said: they may be theirs.
+    """
+    from topobench.db import spool
+    from topobench.db.engine import place_of
+
+    schedules = {(s.cluster, s.name) for s in whole.schedules}
+    places = {place_of(url) for url in whole.stores}
+    ends = ((f, spool.schedule_told(f)) for f in spool.files_of(folder) if f.suffix == ".jsonl")
+    problems = tuple(
+        f"{file} ends a night of {'/'.join(told)}, which is no schedule of this fleet any more: "
+        f"bring it in with `topobench db import {file} --store URL`, and judge the night with "
+        f"`topobench check {file.name[:_SWEEP_ID]} --store URL`"
+        for file, told in ends
+        if told is not None
+        and told not in schedules
+        and spool.place_told(file) in places
+        and _age_seconds(file) > _TAKEN_SECONDS
+    )
+    if whole.wrong or not problems:
+        memory.forget("nobody's")
+        return None
+    return Brought(None, problems=problems) if memory.is_new("nobody's", str(problems)) else None
+
+
+def _age_seconds(file: Path) -> float:
+    """Since a file was written; 0 of one that is gone by now."""
+    try:
+        return time.time() - file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+_TAKEN_SECONDS = 86400.0
+"""Within which a fleet whose spool is in the same folder takes what is its own."""
+_SWEEP_ID = 36
+"""Letters of the UUID that :func:`keep_end` begins names with."""
