@@ -16,7 +16,8 @@ from judging import Fleet
 from topobench import cli
 from topobench.accept_criteria import KIND
 from topobench.ceilings import Measurement, limit
-from topobench.reading import Reason, ReasonCode, Scalar, Status
+from topobench.db.store import Store
+from topobench.reading import Case, Reason, ReasonCode, Scalar, Status
 from topobench.topology import PciLink
 
 GPUS = (("GPU-0",), ("GPU-1",))
@@ -120,7 +121,6 @@ def test_a_gpu_without_a_number_is_not_measured_and_does_not_pass(
 
 
 def test_why_a_cell_has_no_number_is_told(fleet: Fleet, accept: Any) -> None:
-    from topobench.db.store import Store
 
     reason = Reason(ReasonCode.TORCH_CANNOT_USE_GPU, "driver too old")
     params: dict[str, Scalar] = {"bytes": 256 << 20, "direction": "h2d"}
@@ -136,6 +136,19 @@ def test_why_a_cell_has_no_number_is_told(fleet: Fleet, accept: Any) -> None:
     found = accept(h2d("49 GB/s"))
     assert found.answers[0]["reason"] == "skipped: torch_cannot_use_gpu: driver too old"
     assert "the sweep is running" in found.document["warnings"][0]
+
+
+def test_a_probe_that_was_left_out_as_a_whole_says_why(fleet: Fleet, accept: Any) -> None:
+    """As a collective on a host with one GPU, whose one cell has no parameters."""
+    few = Reason(ReasonCode.NEEDS_2_GPUS, "needs 2 GPUs, 1 usable")
+    planned = storing.cell(probe="all_reduce", status=Status.SKIPPED, reason=few)
+    skipped = dataclasses.replace(planned, case=Case("all_reduce", 1, {}))
+    with Store.open(fleet.url) as store:
+        storing.begin(store, skipped, hosts=[storing.host(gpus=1)])
+    rule = H2D.replace("host_to_device", "all_reduce").replace("bandwidth_", "busbw_")
+    rule = rule.replace("direction: h2d", "ranks: 2").replace("each: gpu", "each: host")
+    (answer,) = accept(rule.replace("VALUE", "1 GB/s")).answers
+    assert answer["reason"] == "skipped: needs_2_gpus: needs 2 GPUs, 1 usable"
 
 
 def test_more_than_the_slot_can_carry_is_impossible(fleet: Fleet, accept: Any) -> None:

@@ -148,6 +148,15 @@ def test_rings_that_gain_nothing_are_left_to_nccl(document: dict[str, Any]) -> N
     assert (item.lines, item.ring) == ((), None)
 
 
+def test_a_host_with_one_gpu_is_asked_for_no_order_and_no_ring(document: dict[str, Any]) -> None:
+    (place,) = document["hosts"]
+    described = {**place["description"], "devices": place["description"]["devices"][:1]}
+    alone = [c for c in document["cells"] if c["devices"] == GPUS[:1]]
+    seen = {**document, "hosts": [{**place, "description": described}], "cells": alone}
+    told = {(a.outlook, a.text, a.lines) for k in ("order", "ring") for a in found(seen, k)}
+    assert told == {(Outlook.NOT_APPLICABLE, "this host has one GPU", ())}
+
+
 @pytest.mark.parametrize(
     ("kind", "without", "reason"),
     [

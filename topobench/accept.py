@@ -151,7 +151,7 @@ def _belongs(rule: Rule, subject: _Subject, value: Value) -> bool:
 
 
 def _missing(rule: Rule, subject: _Subject, evidence: Evidence) -> Found:
-    cells = _cells_of(rule, subject, evidence)
+    cells = _cells_of(rule, subject, evidence) or _left_out(rule, subject, evidence)
     told = collections.Counter(f"{c.status}: {c.reason}" if c.reason else c.status for c in cells)
     reason = told.most_common(1)[0][0] if told else _unplanned(rule, evidence)
     found = _found(rule, subject, Answer.NOT_MEASURED, reason)
@@ -169,6 +169,13 @@ def _cells_of(rule: Rule, subject: _Subject, evidence: Evidence) -> list[Planned
         and _planned_for(rule, c)
         and (not subject.devices or set(subject.devices) <= set(c.devices))
     ]
+
+
+def _left_out(rule: Rule, subject: _Subject, evidence: Evidence) -> list[Planned]:
+    """Cells without parameters, which stand for a whole probe that could not run on a host."""
+    hosts = {h.key for h in subject.hosts}
+    cells = [c for c in evidence.cells if c.host in hosts and c.probe == rule.probe]
+    return [] if any(c.params for c in cells) else cells
 
 
 def _unplanned(rule: Rule, evidence: Evidence) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from topobench.advice.enough import TOLERANCE, Apart, enough, paired
-from topobench.advice.words import Advice, Cell, Outlook, outlook_of, signed
+from topobench.advice.words import ONE_GPU, Advice, Cell, Outlook, outlook_of, signed
 from topobench.comparison import Comparison, compare
 from topobench.fit import PEAK_SHARE
 from topobench.probes.metrics import BANDWIDTH, PER_CALL_BANDWIDTH
@@ -127,8 +127,10 @@ def _order(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
         if sizes and (pairs := _of_gpu(cells, uuid, "h2d", "pinned", max(sizes), BANDWIDTH.name))
     }
     subject = "order of GPUs"
-    if len(rates) < len(gpus) or len(gpus) < 2:
-        text = "copies to each of two or more GPUs were not measured"
+    if len(gpus) < 2:
+        return Advice("order", subject, (), Outlook.NOT_APPLICABLE, ONE_GPU)
+    if len(rates) < len(gpus):
+        text = "copies to each of the GPUs were not measured"
         return Advice("order", subject, (), Outlook.NOT_MEASURED, text, (_MEASURE,))
     against = {uuid: _against_rest(uuid, rates) for uuid in rates}
     slow = [u for u, c in against.items() if c.hi is not None and c.hi < -TOLERANCE]

@@ -10,7 +10,7 @@ from topobench.advice.binding import bindings
 from topobench.advice.copies import copies
 from topobench.advice.readers import readers
 from topobench.advice.ring import rings
-from topobench.advice.words import Advice, Cell, Outlook
+from topobench.advice.words import ONE_GPU, Advice, Cell, Outlook
 from topobench.effects import benches
 from topobench.topology import Topology, format_cpu_list
 from topobench.verdict_words import OVERALL, Level
@@ -58,7 +58,10 @@ def _of_gpus(
     yield from bindings(gpus, found, cells, host["description"].get("numa_nodes"))
     yield from copies(gpus, cells)
     yield from readers(cells)
-    yield from rings(found, cells, sets, host["name"])
+    if len(gpus) > 1:
+        yield from rings(found, cells, sets, host["name"])
+    else:
+        yield Advice("ring", "all-reduce", (), Outlook.NOT_APPLICABLE, ONE_GPU)
 
 
 def _set_name(names: Sequence[str]) -> str:

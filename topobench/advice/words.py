@@ -76,6 +76,9 @@ class Advice:
     ring: RingFile | None = None
 
 
+ONE_GPU = "this host has one GPU"
+
+
 def no_choice(cells: Iterable[Cell]) -> str | None:
     """
     Why alternatives of these cells do not apply, the commonest reason.
