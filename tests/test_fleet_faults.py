@@ -106,6 +106,7 @@ clusters:
   - cluster: torn.yaml
     schedules: [{name: now, cron: "0 2 * * *"}]
   - {cluster: {name: bare}}
+  - {cluster: {name: none}, schedules: []}
 """
 
 
@@ -117,8 +118,8 @@ def test_each_wrong_cluster_is_named_and_leaves_the_others(nights: Nights) -> No
     file.write_text(ONE)
     found = fleet.load(file)
     assert [s.label for s in found.schedules] == ["lab/now"]
-    typo, edge, gone, torn, bare = found.wrong
-    assert [w.cluster for w in (typo, edge, bare)] == ["far", "edge", "bare"]
+    typo, edge, gone, torn, bare, none = found.wrong
+    assert [w.cluster for w in (typo, edge, bare, none)] == ["far", "edge", "bare", "none"]
     assert [w.cluster for w in (gone, torn)] == ["gone.yaml", "torn.yaml"]
     (said,) = typo.mistakes
     assert f"{nights.folder}/typo.yaml:3: probs: unknown key" in said
@@ -127,6 +128,7 @@ def test_each_wrong_cluster_is_named_and_leaves_the_others(nights: Nights) -> No
     assert gone.mistakes == (f"{nights.folder}/gone.yaml: no such file",)
     assert f"{nights.folder}/torn.yaml:2: not YAML" in torn.mistakes[0]
     assert "needs cluster: (a file, or keys of one) and schedules:" in bare.mistakes[0]
+    assert "schedules: holds none, so it is never swept" in none.mistakes[0]
     assert found.stores == (nights.url, "sqlite:///typo.db")
     assert fleet.chosen(found, "lab").wrong == ()
     assert fleet.chosen(found, "far/now,lab").wrong == (typo,)
@@ -135,7 +137,7 @@ def test_each_wrong_cluster_is_named_and_leaves_the_others(nights: Nights) -> No
     file.write_text(ONE.replace("  - cluster: {name: lab}", "  - cluster: {nam: lab}"))
     with pytest.raises(ConfigError) as error:  # no cluster is left
         fleet.load(file)
-    assert len(error.value.mistakes) == 6
+    assert len(error.value.mistakes) == 7
 
 
 def test_a_wrong_cluster_is_told_once_and_by_every_exit_code(nights: Nights) -> None:

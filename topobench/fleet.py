@@ -265,6 +265,9 @@ def _schedules(path: Path, fleet: dict[str, Any], entry: _Entry) -> list[Schedul
             says = "needs cluster: (a file, or keys of one) and schedules:"
             fields.wrong(entry.where, "clusters", says)
         return []
+    if not cluster["schedules"]:
+        says = "holds none, so it is never swept; give one, or comment the cluster out"
+        fields.wrong(entry.where, "schedules", says)
     found: list[Schedule] = []
     for place, given in cluster["schedules"]:
         if not {"name", "cron"} <= given.keys():
