@@ -224,8 +224,12 @@ def test_a_store_of_any_earlier_schema_is_upgraded_with_its_data(
             assert store.sweep_document(sweep)["cells"][0]["readings"][0]["median"] == 7.0
             assert (rolled, latest) == ([7.0], [7.0])
             with store.engine.connect() as connection:
-                told = connection.execute(sa.select(schema.run.c.attention)).scalars().all()
-            assert told == ["flash"]
+                told = connection.execute(
+                    sa.select(schema.run.c.attention, schema.environment.c.governor).select_from(
+                        schema.run.join(schema.environment)
+                    )
+                ).all()
+            assert [tuple(row) for row in told] == [("flash", "powersave")]
         planned = cell()
         begin(store, planned, hosts=[host(gpus=1)], day=3)
         assert str(store.put_run(run(planned, reading(8.0), day=3))) == "stored"

@@ -1,7 +1,8 @@
 """
 Judging: host settings as columns, times of changes in seconds, what schedules last did.
 
-And the kernel of attention that a worker chose, taken from the conditions of its run.
+And the kernel of attention that a worker chose, taken from the conditions of its run, as the host
+settings are from the details of its environment.
 
 Revision: 0004.
 """
@@ -13,13 +14,15 @@ revision = "0004"
 down_revision = "0003"
 branch_labels = None
 depends_on = None
+SETTINGS = ("governor", "boost", "mitigations")
 TIME = sa.Text().with_variant(sa.TIMESTAMP(timezone=True), "postgresql")
 
 
 def upgrade() -> None:
     """Add the columns, and the table of schedules."""
-    for name in ("governor", "boost", "mitigations"):
+    for name in SETTINGS:
         op.add_column("environment", sa.Column(name, sa.Text()))
+    _tell_settings()
     op.add_column("change_event", sa.Column("at_unix_seconds", sa.Double()))
     op.add_column("changepoint", sa.Column("at_lo_unix_seconds", sa.Double()))
     op.add_column("changepoint", sa.Column("at_hi_unix_seconds", sa.Double()))
@@ -71,6 +74,17 @@ def upgrade() -> None:
         sa.Column("missed_until", TIME),
         sa.PrimaryKeyConstraint("cluster", "schedule", name=op.f("pk_schedule_state")),
     )
+
+
+def _tell_settings() -> None:
+    """Only topobench's own words are read, as below."""
+    told = (
+        "details::json -> 'host_settings' ->> '{}'"
+        if op.get_bind().dialect.name == "postgresql"
+        else "CASE WHEN json_valid(details) THEN json_extract(details, '$.host_settings.{}') END"
+    )
+    columns = ", ".join(f"{name} = {told.format(name)}" for name in SETTINGS)
+    op.execute(f"UPDATE environment SET {columns} WHERE details LIKE '%\"host_settings\"%'")
 
 
 def _tell_attention() -> None:
