@@ -11,7 +11,7 @@ from topobench.config_fields import SHARING
 from topobench.errors import UsageError
 from topobench.probes import registry
 from topobench.probes.protocol import Probe, build, fields_of, suited
-from topobench.reading import Case, ReasonCode, Scalar
+from topobench.reading import Case, Scalar
 from topobench.selection import GPU_OR_CPU, HostGpus
 from topobench.user_command import Definition
 
@@ -89,7 +89,7 @@ class Choice:
         """
         if GPU_OR_CPU not in self.probe.needs:
             return self
-        absent = gpus.lack is not None and gpus.lack.reason.code is ReasonCode.NO_GPU
+        absent = gpus.absent
         if absent not in self._placed:
             params = {name: self._suited(name, absent) for name in self.values}
             if absent and AT_ONCE in params:

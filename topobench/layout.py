@@ -238,7 +238,7 @@ class _Layout:
             if "one" not in choice.values.get("hosts", ("one",)):
                 continue  # laid out for all hosts together
             for backend in choice.values.get("backend", ("auto",)):
-                on_gpus = backend == "nccl" or (backend == "auto" and self._gpus_expected())
+                on_gpus = backend == "nccl" or (backend == "auto" and not self.gpus.absent)
                 lack = (self.gpus.lack or needs_gpus(2, self.gpus)) if on_gpus else None
                 if lack is not None:
                     yield self._lacking(choice, lack)
@@ -251,10 +251,6 @@ class _Layout:
                 else:
                     yield from self._cpu_gangs(choice, benches)
         yield from self._benches(list(benches.values()))
-
-    def _gpus_expected(self) -> bool:
-        """Whether a collective belongs on GPUs here, working or not."""
-        return self.gpus.lack is None or self.gpus.lack.reason.code is not ReasonCode.NO_GPU
 
     def _cpu_gangs(self, choice: Choice, benches: dict[Any, _Bench]) -> Iterator[Cell]:
         for ranks in choice.gang_sizes():

@@ -45,6 +45,11 @@ class HostGpus:
     lack: Lack | None = None
 
     @property
+    def absent(self) -> bool:
+        """Whether the host has none, working or not: it is measured by its CPUs."""
+        return self.lack is not None and self.lack.reason.code is ReasonCode.NO_GPU
+
+    @property
     def whole(self) -> tuple[Gpu, ...]:
         """Usable GPUs that are no MIG slices: only these have NVLinks and peers."""
         return tuple(g for g in self.usable if not is_slice(g))
@@ -143,8 +148,7 @@ def _unmet_need(need: str, host: Host, gpus: HostGpus, hosts: int) -> Lack | Non
     if need == "cuda":
         return gpus.lack
     if need == GPU_OR_CPU:
-        absent = gpus.lack is None or gpus.lack.reason.code is ReasonCode.NO_GPU
-        return None if absent else gpus.lack
+        return None if gpus.absent else gpus.lack
     kind, separator, rest = need.partition(">=")
     if separator and rest.isdecimal():
         return _unmet_count(kind, int(rest), host, gpus, hosts)

@@ -206,7 +206,7 @@ def alike(device: Accelerator, ask: Callable[[], float]) -> list[float]:
 
 
 def passes_of(row: float, once: float) -> int:
-    """Passes of a row that lasts about so long; as many as may be queued behind a spin."""
+    """Passes, or products, of a row of about so many seconds; no more than may be queued."""
     return min(QUEUE_MAX, max(1, round(row / once)))
 
 
@@ -238,7 +238,7 @@ class Gpu:
             products.try_once()
             products.choose()
             each = max(self._site.gather(self.once(lambda: products.enqueue(1))))
-            queued = min(QUEUE_MAX, max(1, round(gemm.burst_seconds(self._site) / each)))
+            queued = passes_of(gemm.burst_seconds(self._site), each)
             steady = gemm.Endurance(0.0, CEILING_SECONDS)
             figures = self._site.queued(products.enqueue, queued, steady)
         counted = figures.total.samples[figures.total.warmups :]

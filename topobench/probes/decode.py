@@ -17,7 +17,6 @@ from topobench.errors import ProbeUnavailable
 from topobench.probes import attention, decode_metrics, gemm, precisions
 from topobench.probes import prefill_metrics as common
 from topobench.probes.accelerator import (
-    SHARED_PASSES_SECONDS,
     Accelerator,
     accelerator,
     memory_named,
@@ -35,7 +34,7 @@ from topobench.probes.device_work import segments_of
 from topobench.probes.footprint import Footprint
 from topobench.probes.forward import MODES, compiler
 from topobench.probes.metrics import FLOP
-from topobench.probes.passes import DEVICE_SECONDS, WALL_SECONDS
+from topobench.probes.passes import WALL_SECONDS
 from topobench.probes.precisions import PRECISIONS, Precision
 from topobench.probes.prefill import (
     ASSUMED_FLOP_PER_SECOND,
@@ -47,8 +46,8 @@ from topobench.probes.prefill import (
     ON_CPUS,
     ON_GPUS,
     WIDEST_ON_CPUS,
+    device_seconds,
     sampling,
-    sampling_rows,
     set_up_seconds,
 )
 from topobench.probes.protocol import (
@@ -61,7 +60,6 @@ from topobench.probes.protocol import (
     suited,
 )
 from topobench.probes.shapes import SHAPE_HELP, Shape, shape_of
-from topobench.probes.timing import PAUSE_SECONDS
 from topobench.probes.transformer import Place
 from topobench.reading import Metric, Reading, ReasonCode
 from topobench.units import format_bytes
@@ -179,15 +177,11 @@ class Decode:
             once = LEAST_STEP_SECONDS + work / ASSUMED_ON_CPUS
         lap = once * (segments_of(once) if self.at_once == "all" else 1)
         alone = large and self.at_once != "all"
-        row = max(lap, SHARED_PASSES_SECONDS) if large else lap
-        device = sampling(row, once, DEVICE_SECONDS, large)
-        if alone:
-            device = sampling_rows(once, DEVICE_SECONDS)
+        device = device_seconds(lap, once, large, alone)
         walls = sampling(lap, once, WALL_SECONDS, large)
         compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
-        pause = PAUSE_SECONDS if large and self.mode != "compile" else 0.0
-        set_up = set_up_seconds(large, alone)
-        return set_up + device + walls + 30 * once + pause + compiling
+        set_up = set_up_seconds(large, alone, self.mode)
+        return set_up + device + walls + 30 * once + compiling
 
     def first_uses(self) -> Mapping[str, float]:
         """What steps are held against, and the first model of that type."""

@@ -180,18 +180,13 @@ class Prefill:
         together = self.at_once == "all" and self.tensor_parallel == 1
         lap = once * (segments_of(once) if together else 1)
         alone = large and self.tensor_parallel == 1 and not together
-        row = max(lap, SHARED_PASSES_SECONDS) if large else lap
         rests = self.tensor_parallel == 1 or once >= SHARED_REST_FROM
-        device = sampling(row, once, DEVICE_SECONDS, large, rests)
-        if alone:
-            device = sampling_rows(once, DEVICE_SECONDS)
+        device = device_seconds(lap, once, large, alone, rests)
         walls = sampling(lap, once, WALL_SECONDS, large, rests)
         compiling = COMPILE_SECONDS if self.mode == "compile" else 0.0
         apart = TWIN_SET_UP_SECONDS + device if self.tensor_parallel > 1 else 0.0
-        staged = large and self.mode != "compile"
-        pause = PAUSE_SECONDS if staged else 0.0
-        set_up = set_up_seconds(large, alone)
-        return set_up + device + walls + 20 * once + pause + compiling + apart
+        set_up = set_up_seconds(large, alone, self.mode)
+        return set_up + device + walls + 20 * once + compiling + apart
 
     def first_uses(self) -> Mapping[str, float]:
         """The ceiling that a type's passes are held against, and the first model of that type."""
@@ -285,11 +280,20 @@ class Prefill:
         return chosen
 
 
-def set_up_seconds(large: bool, alone: bool) -> float:
-    """Of a case, by the size of its model; ``alone`` is a GPU without others."""
+def set_up_seconds(large: bool, alone: bool, mode: str) -> float:
+    """Of a case, by the size of its model, with the pause before stages; ``alone``: one GPU."""
+    if not large:
+        return SET_UP_SECONDS
+    staging = PAUSE_SECONDS if mode != "compile" else 0.0
+    return staging + (ALONE_SET_UP_SECONDS if alone else LARGE_SET_UP_SECONDS)
+
+
+def device_seconds(lap: float, once: float, large: bool, alone: bool, rests: bool = True) -> float:
+    """About how long it takes to time passes on the device; arguments as of the others here."""
     if alone:
-        return ALONE_SET_UP_SECONDS
-    return LARGE_SET_UP_SECONDS if large else SET_UP_SECONDS
+        return sampling_rows(once, DEVICE_SECONDS)
+    row = max(lap, SHARED_PASSES_SECONDS) if large else lap
+    return sampling(row, once, DEVICE_SECONDS, large, rests)
 
 
 def sampling_rows(once: float, budget: float) -> float:

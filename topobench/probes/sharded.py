@@ -24,6 +24,7 @@ from topobench.probes.accelerator import (
     Cpus,
     Gpu,
     alike,
+    passes_of,
 )
 from topobench.probes.collective import GangTimes, Group
 from topobench.probes.device_work import Figures, Site
@@ -149,7 +150,7 @@ class _Ranks:
         rounds = collective.Rounds(
             self._group,
             _Calls(call),
-            count=min(QUEUE_MAX, max(1, round(sample_seconds / once))),
+            count=passes_of(sample_seconds, once),
             round_max=ROUND_MAX,
             mode=mode,
             lead=0,
