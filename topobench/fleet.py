@@ -284,25 +284,23 @@ def _schedules(path: Path, fleet: dict[str, Any], entry: _Entry) -> list[Schedul
 
 def _wrong(path: Path, fleet: Mapping[str, Any], entry: _Entry) -> Wrong:
     """What can be told of a cluster with mistakes, of which one may be that there is no file."""
-    node, told = entry.values.get("cluster"), {}
+    node = table = entry.values.get("cluster")
+    name = entry.where
     if isinstance(node, Text):
-        told = _plain(path.parent / node.value.strip())
-    elif isinstance(node, Table):
-        told = {e.key: e.value.value for e in node.entries if isinstance(e.value, Text)}
-    name = told.get("name") or (node.value.strip() if isinstance(node, Text) else entry.where)
+        name = node.value.strip()
+        table = _readable(path.parent / name)
+    entries = table.entries if table else ()
+    told = {e.key: e.value.value for e in entries if isinstance(e.value, Text)}
     store = entry.values.get("store") or fleet.get("store") or _store(told)
-    return Wrong(name, tuple(entry.fields.mistakes), store)
+    return Wrong(told.get("name") or name, tuple(entry.fields.mistakes), store)
 
 
-def _plain(path: Path) -> dict[str, str]:
-    """The single values at the top of a file that may be wrong; none if it cannot be read."""
+def _readable(path: Path) -> Table | None:
+    """The table of a file that may be wrong; None if it cannot be read."""
     try:
-        table = yaml_strict.read(path, [])
+        return yaml_strict.read(path, [])
     except ConfigError:
-        return {}
-    return (
-        {e.key: e.value.value for e in table.entries if isinstance(e.value, Text)} if table else {}
-    )
+        return None
 
 
 def _store(told: Mapping[str, str]) -> str | None:

@@ -59,14 +59,14 @@ class Memory:
             still: Names that are not forgotten, though nothing is told of them now.
         """
         file = self._file(about)
+        if file is None:
+            return set(told)
         before: dict[str, str] = {}
         with contextlib.suppress(OSError, ValueError):
-            if file is not None:
-                before = json.loads(file.read_text(encoding="utf-8"))
+            before = json.loads(file.read_text(encoding="utf-8"))
         kept = {name: text for name, text in before.items() if name in still}
         with contextlib.suppress(OSError):
-            if file is not None:
-                file.write_text(json.dumps({**kept, **told}), encoding="utf-8")
+            file.write_text(json.dumps({**kept, **told}), encoding="utf-8")
         return {name for name, text in told.items() if kept.get(name) != text}
 
     def _file(self, about: str) -> Path | None:

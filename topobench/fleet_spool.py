@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +72,7 @@ def bring_in(
         for url in dict.fromkeys(s.config.store for s in schedules):
             importing = _Importing(url, whole.schedules, check, ran)
             brought += filter(None, [importing.run(folder, memory)])
-        brought += filter(None, [_strange(folder, whole, memory), _nobodys(folder, whole, memory)])
+        brought += _left_over(folder, whole, memory)
     return [b for b in brought if b.is_news], ran
 
 
@@ -190,41 +190,52 @@ class _Importing:
         self.ran.append(ran)
 
 
-def _strange(folder: Path, whole: Fleet, memory: Memory) -> Brought | None:
-    """Finished files of stores that the fleet does not name, told once."""
+def _left_over(folder: Path, whole: Fleet, memory: Memory) -> list[Brought]:
+    """Finished files that no schedule of the fleet takes, told once."""
     from topobench.db import spool
     from topobench.db.engine import place_of
 
-    own = {place_of(url) for url in whole.stores}
+    files = [f for f in spool.files_of(folder) if f.suffix == ".jsonl"]
+    places = {place_of(url) for url in whole.stores}
+    found = {"strange": _strange(files, places), "nobody's": _nobodys(files, whole, places)}
+    told = []
+    for about, problems in found.items():
+        if not problems:
+            memory.forget(about)
+        elif memory.is_new(about, str(problems)):
+            told.append(Brought(None, problems=problems))
+    return told
+
+
+def _strange(files: Sequence[Path], own: Set[str]) -> tuple[str, ...]:
+    """What is told of files of stores that the fleet does not name."""
+    from topobench.db import spool
+
     found: dict[str, list[str]] = {}
-    for file in spool.files_of(folder):
+    for file in files:
         place = spool.place_told(file)
-        if file.suffix == ".jsonl" and place not in own:
+        if place not in own:
             found.setdefault(place or "a store that it does not name", []).append(str(file))
-    if not found:
-        memory.forget("strange")
-        return None
-    problems = tuple(
-        f"{len(files)} of {place}, which is none of this fleet: "
-        f"bring it in with `topobench db import {files[0]} --store URL`"
-        for place, files in sorted(found.items())
+    return tuple(
+        f"{len(named)} of {place}, which is none of this fleet: "
+        f"bring it in with `topobench db import {named[0]} --store URL`"
+        for place, named in sorted(found.items())
     )
-    return Brought(None, problems=problems) if memory.is_new("strange", str(problems)) else None
 
 
-def _nobodys(folder: Path, whole: Fleet, memory: Memory) -> Brought | None:
+def _nobodys(files: Sequence[Path], whole: Fleet, places: Set[str]) -> tuple[str, ...]:
     """
-    Ends of nights that no fleet took in a day, such as of a schedule with a new name, told once.
+    What is told of ends of nights that no fleet took in a day: a schedule has a new name, or so.
 
     Of a fleet with wrong clusters nothing is said: they may be theirs.
     """
     from topobench.db import spool
-    from topobench.db.engine import place_of
 
+    if whole.wrong:
+        return ()
     schedules = {(s.cluster, s.name) for s in whole.schedules}
-    places = {place_of(url) for url in whole.stores}
-    ends = ((f, spool.schedule_told(f)) for f in spool.files_of(folder) if f.suffix == ".jsonl")
-    problems = tuple(
+    ends = ((f, spool.schedule_told(f)) for f in files)
+    return tuple(
         f"{file} ends a night of {'/'.join(told)}, which is no schedule of this fleet any more: "
         f"bring it in with `topobench db import {file} --store URL`, and judge the night with "
         f"`topobench check {file.name[:_SWEEP_ID]} --store URL`"
@@ -234,10 +245,6 @@ def _nobodys(folder: Path, whole: Fleet, memory: Memory) -> Brought | None:
         and spool.place_told(file) in places
         and _age_seconds(file) > _TAKEN_SECONDS
     )
-    if whole.wrong or not problems:
-        memory.forget("nobody's")
-        return None
-    return Brought(None, problems=problems) if memory.is_new("nobody's", str(problems)) else None
 
 
 def _age_seconds(file: Path) -> float:

@@ -133,12 +133,7 @@ def end(
     if sweep is not None:
         served = sa.func.coalesce(t.c.due_at, t.c.tried_at)
         values |= {"served_at": served, "times": times, "missed": 0, "missed_until": None}
-    own = sa.and_(t.c.cluster == cluster, t.c.schedule == schedule)
-    with writing(store.engine) as connection:
-        done = connection.execute(
-            t.update().where(own, t.c.tried_at == time_text(tried_at)).values(values)
-        )
-        return bool(done.rowcount)
+    return _update(store, cluster, schedule, values, t.c.tried_at == time_text(tried_at))
 
 
 def end_late(store: Store, *, tried_at: str, **ended: Any) -> bool:
@@ -158,9 +153,15 @@ def put_missed(
     _update(store, cluster, schedule, {"missed": missed, "missed_until": time_text(until)})
 
 
-def _update(store: Store, cluster: str, schedule: str, values: Mapping[str, Any]) -> None:
+def _update(
+    store: Store,
+    cluster: str,
+    schedule: str,
+    values: Mapping[str, Any],
+    *only: sa.ColumnElement[bool],
+) -> bool:
+    """Whether there is such a row."""
     t = schema.schedule_state
+    own = sa.and_(t.c.cluster == cluster, t.c.schedule == schedule, *only)
     with writing(store.engine) as connection:
-        connection.execute(
-            t.update().where(t.c.cluster == cluster, t.c.schedule == schedule).values(values)
-        )
+        return bool(connection.execute(t.update().where(own).values(values)).rowcount)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from topobench.report.safe import clean
 from topobench.report.sheet import Prose
-from topobench.report.words import counts_text
+from topobench.report.words import counts_text, minute
 
 Document = Mapping[str, Any]
 _LONGEST = 4000
@@ -50,18 +50,14 @@ def _brought(brought: Document) -> Iterator[RenderableType]:
 
 def _missed(missed: Document) -> RenderableType:
     name = f"{clean(missed['cluster'])}/{clean(missed['schedule'])}"
-    first, last = (_minute(missed[k]) for k in ("first", "last"))
+    first, last = (minute(missed[k]) for k in ("first", "last"))
     which = first if first == last else f"{first} to {last}"
     more = " or more" if missed["more"] else ""
     times = "time" if missed["count"] == 1 else "times"
     return Prose(
         f"{name}: missed {missed['count']}{more} {times} since the sweep of "
-        f"{_minute(missed['since'])}: {which} UTC"
+        f"{minute(missed['since'])}: {which} UTC"
     )
-
-
-def _minute(text: str) -> str:
-    return f"{text[:10]} {text[11:16]}"
 
 
 def _sweep(sweep: Document) -> Iterator[RenderableType]:
