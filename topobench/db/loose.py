@@ -36,7 +36,6 @@ _OF_SWEEP = {
     "run": "sweep_id = :id OR cell_id IN (SELECT id FROM cell WHERE sweep_id = :id)",
     "run_id": "run_id IN (SELECT id FROM run WHERE sweep_id = :id)",
     "sweep_id": "sweep_id = :id",
-    "night_rollup": "1 = 0",
 }
 """
 Which rows of a table that grows with every run: by its name, else by the column it has.
@@ -67,22 +66,25 @@ def check_keys(connection: Connection, sweep_id: int | None = None) -> None:
     file = connection.engine.url.database or ""
     state = _state(file)
     known, looked_at = _fine.get(file, (None, set[int | None]()))
-    if state is not None and state == known and sweep_id in looked_at:
-        return
-    if state is None or state != known or None not in looked_at:
-        _look(connection, {t: _limits(t, _NEWEST) for t in _TABLES})
-    if sweep_id is not None:
-        limits = {t: _limits(t, _OF_SWEEP) for t in _TABLES}
-        _look(connection, {t: limit for t, limit in limits.items() if limit}, sweep_id)
+    if state is None or state != known:
+        looked_at = set()
+    for part in (None, sweep_id):
+        if part not in looked_at:
+            _look(connection, part)
+            looked_at.add(part)
     if state is not None:
-        _fine[file] = state, {None, sweep_id, *(looked_at if state == known else ())}
+        _fine[file] = state, looked_at
 
 
-def _look(connection: Connection, limits: Mapping[Table, str], sweep_id: int | None = None) -> None:
-    for table, limit in limits.items():
-        found = next(_loose_of(connection, table, limit, sweep_id), None)
-        if found is not None:
-            raise found.error(connection)
+def _look(connection: Connection, sweep_id: int | None) -> None:
+    """At the small tables and the newest rows of the others, or at those of a sweep."""
+    within = _NEWEST if sweep_id is None else _OF_SWEEP
+    for table in _TABLES:
+        limits = _limits(table, within)
+        if limits or sweep_id is None:
+            found = next(_loose_of(connection, table, limits, sweep_id), None)
+            if found is not None:
+                raise found.error(connection)
 
 
 def _state(file: str) -> _State | None:

@@ -53,24 +53,24 @@ JOIN metric m ON m.id = c.metric_id
 """
 
 _AHEAD = AHEAD.format(at="sw.started_at")
-_NEWEST = """\
+_NEWEST = f"""\
 WITH placed AS (
     SELECT
         f.id,
         row_number() OVER (
             PARTITION BY sw.cluster_id, f.host_id, f.subject, f.x_metric, sw.source, sw.synthetic
             ORDER BY
-                CASE WHEN {ahead} THEN 1 ELSE 0 END, sw.started_unix_seconds DESC, f.id DESC
+                CASE WHEN {_AHEAD} THEN 1 ELSE 0 END, sw.started_unix_seconds DESC, f.id DESC
         ) AS place
     FROM fit f
     JOIN sweep sw ON sw.id = f.sweep_id
-    WHERE f.kind = '{kind}'
+    WHERE f.kind = '{{kind}}'
 )"""
 """The newest fit of each curve, by ids: names are looked up after."""
 
 V_KNEE = f"""
 CREATE VIEW v_knee AS
-{_NEWEST.format(kind="knee", ahead=_AHEAD)}
+{_NEWEST.format(kind="knee")}
 SELECT
     sw.uuid AS sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
     f.subject, f.x_metric, f.n, f.knee, f.knee_lo, f.knee_hi, f.ci_level, f.reason,
@@ -88,7 +88,7 @@ WHERE p.place = 1
 
 V_FIT = f"""
 CREATE VIEW v_fit AS
-{_NEWEST.format(kind="alpha_beta", ahead=_AHEAD)}
+{_NEWEST.format(kind="alpha_beta")}
 SELECT
     sw.uuid AS sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
     ds.label AS devices, ds.n_devices, pc.probe, pc.probe_version, pc.op, pc.dtype, pc.backend,

@@ -75,7 +75,8 @@ WITH RECURSIVE process AS (
 SELECT
     cl.name AS cluster, h.name AS host, ds.label AS devices, pc.probe, pc.model, pc.seq_len,
     pc.batch, pc.dtype, pc.tp, pc.params, p.ring, m.name AS metric, m.unit, p.point, p.binding,
-    nullif(p.attention, '') AS attention, p.n_hosts, t.hosts, p.processes AS n_processes, p.n, p.mean, p.median, p.ci_lo, p.ci_hi,
+    nullif(p.attention, '') AS attention, p.n_hosts, t.hosts, p.processes AS n_processes,
+    p.n, p.mean, p.median, p.ci_lo, p.ci_hi,
     CASE WHEN p.processes = 1 THEN 'within' WHEN p.processes >= 6 THEN 'between' END AS ci_level,
     p.std,
     CASE WHEN p.binding <> 'none' THEN p.variance / nullif(p.free_variance, 0) END
@@ -98,5 +99,4 @@ WHERE p.first_arm <> p.last_arm AND m.name LIKE :metric
     ))
 ORDER BY
     cl.name, h.name, pc.probe, ds.label, pc.model, pc.batch, pc.dtype, pc.seq_len, pc.params,
-    p.ring, m.name, p.point, p.binding,
-    p.attention
+    p.ring, m.name, p.point, p.binding, p.attention

@@ -30,8 +30,9 @@ WITH placed AS (
                 source, synthetic
         ) AS n_groups
     FROM v_price_performance v
-    WHERE unit LIKE '%/s' AND n_devices > 0 AND n_hosts = 1 AND hour_amount > 0 AND coalesce(rank, -1) < 0
-        AND probe LIKE :probe AND metric LIKE :metric AND source LIKE :source
+    WHERE unit LIKE '%/s' AND n_devices > 0 AND n_hosts = 1 AND hour_amount > 0
+        AND coalesce(rank, -1) < 0 AND probe LIKE :probe AND metric LIKE :metric
+        AND source LIKE :source
         AND (:seq_len = 0 OR seq_len = :seq_len)
         AND price_from <= :at AND (price_to IS NULL OR price_to > :at) AND measured_at >= :since
 )

@@ -8,8 +8,8 @@
 -- n: cells of that probe and host that failed for the same reason.
 -- hosts: those that measured it together; host is that of rank 0.
 SELECT
-    cl.name AS cluster, h.name AS host, pc.probe, pc.params, c.arm, ds.label AS devices, s.n_hosts, t.hosts,
-    c.status, c.reason_code, c.reason, c.attempt, r.duration_seconds,
+    cl.name AS cluster, h.name AS host, pc.probe, pc.params, c.arm, ds.label AS devices, s.n_hosts,
+    t.hosts, c.status, c.reason_code, c.reason, c.attempt, r.duration_seconds,
     count(*) OVER (PARTITION BY h.id, pc.probe, c.reason_code) AS n, sw.uuid AS sweep,
     sw.started_at, :now - sw.started_unix_seconds AS age_seconds, s.source, s.synthetic
 FROM sweep sw
