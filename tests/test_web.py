@@ -7,7 +7,7 @@ import html
 import re
 import socket
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,9 +17,10 @@ import uvicorn
 import sights
 from serving import Served, served
 from topobench import cli
+from topobench.db import look
 from topobench.db.store import Store
-from topobench.errors import UsageError
-from topobench.web import patience
+from topobench.errors import StoreError, UsageError
+from topobench.web import metrics, pages, patience
 from topobench.web.app import Address, _own_path, make_app
 from topobench.web.guard import HEADERS, read_token
 from topobench.web.site import Site
@@ -299,6 +300,31 @@ def test_a_store_that_was_moved_or_replaced_is_not_shown_any_longer(tmp_path: Pa
         other.rename(path)
         answer = server.ask("/")
         assert (">h01<" in answer.text, ">h02<" in answer.text) == (False, True)
+
+
+def test_a_sweep_that_a_hand_cut_off_is_told_by_each_page(tmp_path: Path) -> None:
+    """Joins leave it out: the sweep before it was shown as the newest one, without a word."""
+    url = sights.store_at(tmp_path)
+    hosts = [sights.host(name, gpus=0) for name in ("h01", "h02")]
+    found = sights.fill(url, hosts, probes="host_memory", most=1)
+    site = Site(url)
+    cluster, key = (look.fleet(site.store())[0][k] for k in ("cluster", "key"))
+    shown: list[Callable[[], str]] = [
+        lambda: pages.overview(site, {}),
+        lambda: pages.sweeps(site),
+        lambda: pages.host(site, {"cluster": cluster, "key": key}),
+        lambda: pages.sweep(site, "latest", {}),
+        lambda: pages.sweep(site, found, {}),
+    ]
+    for page in shown:
+        assert found[:8] in page()
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as file:
+        file.execute("UPDATE sweep SET cluster_id = 77")
+    for page in shown:
+        with pytest.raises(StoreError, match="table sweep, row id 1, column cluster_id holds"):
+            page()
+    assert b"topobench_store_up 0.0" in metrics.exposition(site)
+    site.close()
 
 
 def test_a_taken_port_and_an_open_address_are_told(

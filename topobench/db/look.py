@@ -18,15 +18,16 @@ from topobench.verdict_words import OVERALL, Level, worst
 Document = dict[str, Any]
 
 
-def check_keys(store: Store, sweep: str) -> None:
+def check_keys(store: Store, sweep: str | None = None) -> None:
     """
-    Look at the keys of what is to be told of a sweep.
+    Look at the keys of what is to be told of a sweep, or of the newest ones.
 
     Raises:
         StoreError: A hand edited one so that rows would be missing; the message says where.
     """
     with reading(store.engine) as connection:
-        loose.check_keys(connection, find_sweep(connection, sweep).id)
+        known = None if sweep is None else find_sweep(connection, sweep).id
+        loose.check_keys(connection, known)
 
 
 def topologies(store: Store, sweep: str, hosts: Sequence[str] | None = None) -> Document:

@@ -106,6 +106,7 @@ class _Fleet(Collector):
 def _of_store(store: Store) -> Iterator[Metric]:
     from topobench.db import look
 
+    look.check_keys(store)
     hosts = look.fleet(store)
     measured = GaugeMetricFamily(
         "topobench_host_last_measured_timestamp_seconds",

@@ -52,6 +52,7 @@ def overview(site: Site, params: Mapping[str, str]) -> str:
     from topobench.db import look
 
     store = site.store()
+    look.check_keys(store)
     hosts = [_host(h, time.time()) for h in look.fleet(store)]
     text, level = params.get("q", "").strip(), params.get("level", "")
     fitting = [h for h in hosts if _fits(h, text.lower()) and level in ("", h["level"])]
@@ -120,7 +121,11 @@ def sweep_row(sweep: Mapping[str, Any]) -> dict[str, Any]:
 
 def sweeps(site: Site) -> str:
     """The newest sweeps."""
-    found = [sweep_row(s) for s in site.store().sweeps(limit=200)]
+    from topobench.db import look
+
+    store = site.store()
+    look.check_keys(store)
+    found = [sweep_row(s) for s in store.sweeps(limit=200)]
     return rendered("sweeps", sweeps=found)
 
 
@@ -134,6 +139,7 @@ def host(site: Site, params: Mapping[str, str]) -> str:
     from topobench.db import look
 
     store = site.store()
+    look.check_keys(store)
     cluster, key = params.get("cluster", ""), params.get("key", "")
     known = [h for h in look.fleet(store) if (h["cluster"], h["key"]) == (cluster, key)]
     if not known:
@@ -166,7 +172,9 @@ def sweep(site: Site, identity: str, params: Mapping[str, str]) -> str:
     from topobench.db import look
 
     store = site.store()
+    look.check_keys(store)  # first: a sweep without its cluster is not found
     progress = look.progress(store, identity)
+    look.check_keys(store, progress["id"])
     hosts = look.sweep_hosts(store, progress["id"])
     wanted = params.get("host")
     if wanted is not None and wanted not in {h["key"] for h in hosts}:
