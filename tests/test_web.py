@@ -327,6 +327,23 @@ def test_a_sweep_that_a_hand_cut_off_is_told_by_each_page(tmp_path: Path) -> Non
     site.close()
 
 
+def test_a_damaged_store_is_told_until_a_copy_is_laid_over_it(tmp_path: Path) -> None:
+    url = sights.store_at(tmp_path)
+    sights.fill(url, [sights.host("h01", gpus=0)], probes="host_memory", most=1)
+    path = Path(url.removeprefix("sqlite:///"))
+    copy = path.read_bytes()
+    site = Site(url)
+    assert ">h01<" in pages.overview(site, {})
+    for damaged in (bytes(len(copy)), b""):
+        path.write_bytes(damaged)
+        for _ in range(2):
+            assert b"topobench_store_up 0.0" in metrics.exposition(site)
+        path.write_bytes(copy)
+        assert b"topobench_store_up 1.0" in metrics.exposition(site)
+        assert ">h01<" in pages.overview(site, {})
+    site.close()
+
+
 def test_a_taken_port_and_an_open_address_are_told(
     server: Served, store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,8 +64,13 @@ class Site:
             return self._store
 
     def lost(self, error: Exception) -> None:
-        """Open the store anew next time, if this error says that it went away."""
-        if isinstance(error, StoreUnreachable):
+        """
+        Open the store anew next time, if this error is the store's.
+
+        A copy that is laid over a damaged file stays the same file: SQLite would tell for ever
+        of the damage that it read.
+        """
+        if isinstance(error, StoreError):
             self._let_go()
 
     def stop(self) -> None:
@@ -82,6 +87,7 @@ class Site:
     def _let_go(self) -> None:
         with self._lock:
             store, self._store = self._store, None
+            self._pages.clear()  # what comes next may be another copy
         if store is not None:
             store.close()
 
