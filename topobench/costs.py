@@ -20,7 +20,7 @@ READY_SECONDS = 0.5
 """From the end of the worker before to the first cell of the next: one process, bound."""
 GPU_SECONDS, NEXT_GPU_SECONDS = 2.2, 0.3
 """torch and a CUDA context, and for each more of a host's GPUs that one begins to use at once."""
-JOINING_SECONDS = 0.5
+JOINING_SECONDS = 0.7
 """Ranks that NCCL joins, on top."""
 DUMP_SECONDS = 1.0
 """What a gang measures that tells the rings NCCL makes by itself; its start comes on top."""

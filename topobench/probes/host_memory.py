@@ -95,7 +95,7 @@ class HostMemory:
     def estimated_seconds(self) -> float:
         """Samples, and half a second for each 256 MiB to fill and check the arrays."""
         arrays = (self.bytes or SMALLEST_BYTES) / SMALLEST_BYTES
-        return BUDGET_SECONDS + 0.25 + arrays / 2
+        return BUDGET_SECONDS + 0.15 + arrays / 2
 
     def first_uses(self) -> Mapping[str, float]:
         """The module that an operation needs."""
