@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from topobench.errors import StoreError
 from topobench.fleet import Schedule
 from topobench.fleet_ran import time_told
+from topobench.host import CLOCKS_APART_SECONDS
 
 if TYPE_CHECKING:
     from topobench.db.schedules import State
 
-CLOCKS_DIFFER = datetime.timedelta(hours=1)
-"""More than the clocks of hosts that sweep by turns."""
+CLOCKS_APART = datetime.timedelta(seconds=CLOCKS_APART_SECONDS)
 _LONGEST_SWEEP = datetime.timedelta(days=1)
 MOST = 1000
 """Times that are counted."""
@@ -92,7 +92,7 @@ def missed(schedule: Schedule, state: State, now: datetime.datetime) -> Missed |
     Nothing is known where there was no sweep yet, where its times were others then, and after a
     clock that was ahead.
     """
-    since, ahead = state.served_at, now + CLOCKS_DIFFER
+    since, ahead = state.served_at, now + CLOCKS_APART
     if since is None or since > ahead or state.times != schedule.times.text:
         return None
     under_way = state.due_at if _may_run(state, now) else None

@@ -18,7 +18,7 @@ from topobench.commands import Outcome
 from topobench.errors import ConfigError, StoreError, TopobenchError, UsageError
 from topobench.fleet import Fleet, Schedule
 from topobench.fleet_memory import Memory, UnderWay
-from topobench.fleet_missed import CLOCKS_DIFFER, Missed
+from topobench.fleet_missed import CLOCKS_APART, Missed
 from topobench.fleet_ran import FAILED, FAULT, SIGNAL, Ran, checked, exit_code, failed
 from topobench.fleet_spool import Brought
 
@@ -236,7 +236,7 @@ def is_due(state: State | None, time: datetime.datetime | None, *, now: datetime
         return False
     if state is None or state.tried_at < time or state.exit_code is None:
         return True
-    if state.tried_at > now + CLOCKS_DIFFER:
+    if state.tried_at > now + CLOCKS_APART:
         return True
     return state.exit_code > SIGNAL or (state.exit_code in (2, 3, 4) and state.sweep is None)
 

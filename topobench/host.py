@@ -14,6 +14,9 @@ from topobench.shared_paths import shared_paths
 from topobench.sku import sku_name
 from topobench.topology import Topology, parse_cpu_list
 
+CLOCKS_APART_SECONDS = 3600.0
+"""So far clocks of hosts may be apart: a time further ahead was told by one that was wrong."""
+
 
 class Busy(enum.StrEnum):
     """What becomes of a host on which somebody else is at work."""

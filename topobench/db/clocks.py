@@ -14,14 +14,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from topobench.db.columns import time_text
-
-CLOCK_SECONDS = 3600.0
-"""So far clocks of hosts may be apart."""
+from topobench.host import CLOCKS_APART_SECONDS
 
 
 def limit_seconds() -> float:
     """The moment after which a stored time lies ahead, since 1970."""
-    return time.time() + CLOCK_SECONDS
+    return time.time() + CLOCKS_APART_SECONDS
 
 
 def limit_text() -> str:
@@ -70,8 +68,13 @@ day.
 """
 
 
-def newest_of(group: str) -> str:
-    """For views: the newest ``measured_unix_seconds`` of a group that does not lie ahead."""
-    here = f"CASE WHEN {AHEAD.format(at='measured_at')} THEN NULL ELSE measured_unix_seconds END"
-    over = f"OVER (PARTITION BY {group})"
-    return f"coalesce(max({here}) {over}, max(measured_unix_seconds) {over})"
+def newest_of(column: str, at: str, *, over: str = "") -> str:
+    """
+    For views: the largest of a column's values whose day is not ahead; if all are, of them.
+
+    Args:
+        at: Column of the time that says whether a value's day is ahead.
+        over: Window of the maximum; none for one of grouped rows.
+    """
+    here = f"CASE WHEN {AHEAD.format(at=at)} THEN NULL ELSE {column} END"
+    return f"coalesce(max({here}){over}, max({column}){over})"

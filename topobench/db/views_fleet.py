@@ -51,9 +51,15 @@ JOIN series s ON s.id = l.series_id
 {names("l", wired=True)}"""
 
 
+def _newest(group: str) -> str:
+    """When the newest of each group was measured, beside every row."""
+    over = f" OVER (PARTITION BY {group})"
+    return newest_of("measured_unix_seconds", "measured_at", over=over)
+
+
 def _members(first: str = "") -> str:
     return _MEMBERS.format(
-        latest=LATEST.strip(), first=first, newest=newest_of("peers"), seconds=_FRESH_SECONDS
+        latest=LATEST.strip(), first=first, newest=_newest("peers"), seconds=_FRESH_SECONDS
     )
 
 
@@ -181,7 +187,7 @@ WITH member AS (
     WHERE (path_class IS NOT NULL OR n_hosts > 1) AND better <> 0 AND metric <> 'locality_ratio'
         AND coalesce(rank, -1) < 0 AND topology_class_id IS NOT NULL
 ), aged AS (
-    SELECT member.*, {newest_of("class")} AS newest FROM member
+    SELECT member.*, {_newest("class")} AS newest FROM member
 ), placed AS (
     SELECT
         aged.*,
@@ -190,10 +196,18 @@ WITH member AS (
     FROM aged
     WHERE measured_unix_seconds >= newest - {_FRESH_SECONDS}
 ), counted AS (
-    SELECT p.class AS of_class, count(DISTINCT coalesce(t.host_key, p.host_key)) AS n_measured
+    SELECT
+        p.class AS of_class, p.n_hosts AS n_of_each, p.n_class AS n_values,
+        count(DISTINCT coalesce(t.host_key, p.host_key)) AS n_measured
     FROM placed p
     LEFT JOIN v_together t ON t.series_id = p.series_id
-    GROUP BY p.class
+    GROUP BY p.class, p.n_hosts, p.n_class
+), told AS (
+    SELECT
+        of_class, n_measured,
+        CASE WHEN n_of_each = 1 OR n_measured = n_of_each * n_values THEN n_values END
+            AS n_independent
+    FROM counted
 )
 SELECT
     cluster, sku, topology_class, topology_class_id, hop_class, path_class, n_devices,
@@ -201,24 +215,25 @@ SELECT
     n_ranks, n_hosts, arm, binding, ring, metric, unit, better, point,
     n_class AS n_series, n_measured AS n_hosts_measured, sum(n) AS n,
     avg(CASE WHEN 2 * place BETWEEN n_class AND n_class + 2 THEN median END) AS median,
-    max(CASE WHEN 2 * place <= n_class AND (n_hosts = 1 OR n_measured = n_hosts * n_class)
-        AND (n_class + 1 - 2 * place) * (n_class + 1 - 2 * place) >= 3.8416 * n_class
+    max(CASE WHEN 2 * place <= n_independent
+        AND (n_independent + 1 - 2 * place) * (n_independent + 1 - 2 * place)
+            >= 3.8416 * n_independent
         THEN median END) AS ci_lo,
-    min(CASE WHEN 2 * place > n_class AND (n_hosts = 1 OR n_measured = n_hosts * n_class)
-        AND (n_class + 1 - 2 * place) * (n_class + 1 - 2 * place) >= 3.8416 * n_class
+    min(CASE WHEN 2 * place > n_independent
+        AND (n_independent + 1 - 2 * place) * (n_independent + 1 - 2 * place)
+            >= 3.8416 * n_independent
         THEN median END) AS ci_hi,
-    CASE WHEN n_class >= 6 AND (n_hosts = 1 OR n_measured = n_hosts * n_class)
-        THEN 'between' END AS ci_level,
+    CASE WHEN n_independent >= 6 THEN 'between' END AS ci_level,
     min(median) AS lowest, max(median) AS highest,
     max(measured_at) AS measured_at, max(measured_unix_seconds) AS measured_unix_seconds,
     source, synthetic
 FROM placed
-JOIN counted ON of_class = class
+JOIN told ON of_class = class
 GROUP BY
     cluster, sku, topology_class, topology_class_id, hop_class, path_class, n_devices,
     probe, probe_version, case_id, params, bytes, dtype, op, direction, backend,
     n_ranks, n_hosts, arm, binding, ring, metric, unit, better, point, class, n_class, n_measured,
-    source, synthetic
+    n_independent, source, synthetic
 """
 
 VIEWS = {"v_peer": V_PEER, "v_straggler": V_STRAGGLER, "v_hop_class": V_HOP_CLASS}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topobench.db.clocks import AHEAD
+from topobench.db.clocks import newest_of
 from topobench.db.views_parts import CASE, SOFTWARE, WHERE, names
 
 V_READING = f"""
@@ -195,12 +195,6 @@ FROM placed
 """
 
 
-def _picked_here(column: str) -> str:
-    """The newest of a host's series that does not lie ahead."""
-    here = f"CASE WHEN {AHEAD.format(at='s.latest_at')} THEN NULL ELSE {column} END"
-    return f"coalesce(max({here}), max({column}))"
-
-
 V_COVERAGE = f"""
 CREATE VIEW v_coverage AS
 WITH taken AS (
@@ -212,8 +206,8 @@ SELECT
     cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
     h.rack, h.leaf, h.batch, h.first_seen_at, h.last_seen_at, h.retired_on,
     count(s.latest_at) AS n_series_measured,
-    {_picked_here("s.latest_at")} AS measured_at,
-    {_picked_here("s.latest_unix_seconds")} AS measured_unix_seconds,
+    {newest_of("s.latest_at", "s.latest_at")} AS measured_at,
+    {newest_of("s.latest_unix_seconds", "s.latest_at")} AS measured_unix_seconds,
     CASE WHEN count(DISTINCT s.source) > 1 THEN 'several' ELSE max(s.source) END AS source,
     max(s.synthetic) AS synthetic
 FROM host h
