@@ -72,6 +72,47 @@ def test_the_largest_gang_compares_arms_in_the_workers_of_collectives() -> None:
     assert {"prefill", "all_reduce"} in together
 
 
+def test_a_part_of_the_gpus_has_the_all_reduces_that_tell_what_its_own_should_cost() -> None:
+    """Around 2 and 16 MiB, which llama3-8b adds up; by the first process of each set."""
+    chosen = configured(profile="standard", bindings="none")
+    near = {"NODE": [[0, 1], [2, 3]]}
+    found = planned(make_plan(chosen, [host(wired(near, "SYS", gpus=4))], seed=1).cells)
+    reduces = [c for c in found if c.case.probe == "all_reduce" and c.ranks == 2]
+    sizes = [32 << 10, 256 << 10, 1 << 20, 16 << 20, 128 << 20]
+    assert [c.case.params["bytes"] for c in reduces] == 2 * sizes
+    assert {(c.case.params["ranks"], c.case.params["backend"]) for c in reduces} == {(2, "nccl")}
+    assert {c.process_no for c in reduces} == {0}
+    for batch in batches(found):
+        if batch[0].ranks == 2:
+            probes = {"prefill"} if batch[0].process_no else {"prefill", "all_reduce"}
+            assert {c.case.probe for c in batch} == probes
+    places = [g.key for g in dual(4).gpus]
+    pairs = [(places[0], places[1]), (places[0], places[2])]
+    assert [*dict.fromkeys(c.devices for c in reduces)] == pairs
+    whole = {c.case.params["bytes"] for c in found if c.case.probe == "all_reduce" and c.ranks == 4}
+    assert len(whole) == 10
+
+
+def test_without_all_reduces_in_the_sweep_a_part_of_the_gpus_has_none() -> None:
+    wanted = ("all_reduce.backend=gloo", "all_reduce.hosts=all")
+    for settings, probes in [((), "prefill"), *(((w,), "prefill,all_reduce") for w in wanted)]:
+        found = planned(cells(dual(4), *settings, probes=probes))
+        assert not [c for c in found if c.case.probe == "all_reduce" and c.devices]
+
+
+def test_fewer_gpus_run_under_the_first_ring_alone() -> None:
+    """Rings are compared where most GPUs share the model; what is not compared is not refused."""
+    near = {"NODE": [[0, 1], [2, 3]]}
+    chosen = configured(probes="prefill", sets=("prefill.tensor_parallel=2,4",), bindings="none")
+    chosen = dataclasses.replace(chosen, rings=("auto_ring", "auto", (0, 2, 1, 3)))
+    found = make_plan(chosen, [host(wired(near, "SYS", gpus=4))], seed=1).cells
+    rings = [(c.ranks, c.arm.ring) for c in planned(found)]
+    assert sorted(set(rings), key=str) == [
+        *((2, "auto_ring"), (4, "0-2-1-3"), (4, "auto"), (4, "auto_ring")),
+    ]
+    assert not [c for c in found if c.reason]
+
+
 def test_ranks_are_bound_to_the_nodes_of_their_own_gpus() -> None:
     chosen = configured(probes="prefill", sets=("prefill.tensor_parallel=8",), bindings="local")
     (cell,) = planned(make_plan(chosen, [host(dual())], seed=1).cells)

@@ -123,6 +123,12 @@ class Choice:
         """The cases of a model that so many GPUs or processes share."""
         return self.cases(tensor_parallel=ranks, at_once="one")
 
+    def messages(self, ranks: int) -> tuple[int, ...]:
+        """Bytes that so many GPUs add up at once, for each case of a model that they share."""
+        found = (build(self.probe, timed.case.params) for timed in self.shared(ranks))
+        sizes = (getattr(made, "message_bytes", None) for made in found)
+        return tuple(dict.fromkeys(size() for size in sizes if size is not None))
+
     @property
     def sharing(self) -> tuple[int, ...]:
         """Between how many GPUs or processes a model is shared; nothing for other probes."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from topobench import costs, env_arms, rings
+from topobench import costs, env_arms, rings, shared_lines
 from topobench.alike import Alike, uuids
 from topobench.bindings import (
     Refusal,
@@ -84,12 +84,15 @@ class _Bench:
         rings: Its ranks are joined by rings of GPUs, whose order can be compared.
         compared: Every arm is run; else the first binding that exists.
         environments: Settings that are compared; each makes an arm of every binding.
-        env_arms: The named environments are compared, too, each under the first binding.
+        env_arms: Rings and the named environments are compared, too, the latter under the first
+            binding; else there is the first ring that exists.
+        once: Cases that the first process of every arm runs as well.
     """
 
     devices: tuple[Gpu, ...] = ()
     ranks: int = 1
     cases: list[Timed] = field(default_factory=list)
+    once: list[Timed] = field(default_factory=list)
     rings: bool = False
     compared: bool = True
     environments: tuple[Mapping[str, str], ...] = ({},)
@@ -106,13 +109,14 @@ class _Bench:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What one worker (or gang) runs: the cases of one arm on one bench."""
+    """What one worker (or gang) runs: the cases of one arm on one bench; ``once`` by the first."""
 
     arm: Arm
     cases: Sequence[Timed]
     devices: tuple[str, ...] = ()
     ranks: int = 1
     visible: tuple[str, ...] = ()
+    once: Sequence[Timed] = ()
 
 
 def lay_out(site: Site, host: Host) -> list[Cell]:
@@ -233,7 +237,7 @@ class _Layout:
         benches: dict[Any, _Bench] = {}
         for choice in choices:
             if choice.sharing:
-                yield from self._sharing(choice, benches)
+                yield from self._sharing(choice, choices, benches)
                 continue
             if "one" not in choice.values.get("hosts", ("one",)):
                 continue  # laid out for all hosts together
@@ -277,12 +281,14 @@ class _Layout:
             else:
                 yield self._refused(timed.case, lack, devices=bench.keys, ranks=bench.ranks)
 
-    def _sharing(self, choice: Choice, benches: dict[Any, _Bench]) -> Iterator[Cell]:
+    def _sharing(
+        self, choice: Choice, choices: Sequence[Choice], benches: dict[Any, _Bench]
+    ) -> Iterator[Cell]:
         """
         Models that GPUs share, which differ in the farthest path between them; or processes.
 
         Arms are compared where the most ranks share a model; fewer tell what more of them gain,
-        under the first arm alone.
+        under the first arm alone. A part of a host's GPUs gets all-reduces of its own.
         """
         found = {ranks: self._shared(choice, ranks) for ranks in choice.sharing}
         most = max((n for n, cases in found.items() if not isinstance(cases, Lack)), default=0)
@@ -295,9 +301,13 @@ class _Layout:
             if choice.on_gpus:
                 sets = device_sets(self.host.topology, self.gpus.whole, ranks)
             for gpus in sets:
+                part = 0 < len(gpus) < len(self.gpus.whole)
+                once = shared_lines.cases(choices, ranks, choice.messages(ranks)) if part else []
                 arms = ranks == most
                 bound = arms and self._under_all_bindings(choice, shared=True)
-                new = _Bench(gpus, ranks, rings=bool(gpus), compared=bound, env_arms=arms)
+                new = _Bench(
+                    gpus, ranks, once=once, rings=bool(gpus), compared=bound, env_arms=arms
+                )
                 key = gpus, ranks, bound if arms else choice.probe.name
                 benches.setdefault(key, new).cases.extend(cases)
 
@@ -402,7 +412,7 @@ class _Layout:
         for bench, arms, _ in resolved:
             keys, ranks = bench.keys, bench.ranks
             bound = [self._bound(arm, threads[ranks]) for arm in arms]
-            groups = [_Group(arm, bench.cases, keys, ranks) for arm in bound]
+            groups = [_Group(arm, bench.cases, keys, ranks, once=bench.once) for arm in bound]
             compared = len(groups) > 1 and config.blocks > 0
             label = f"bench {ranks} {' '.join(keys)}"
             yield from self._rounds(groups, label, config.blocks if compared else config.processes)
@@ -466,7 +476,10 @@ class _Layout:
             return [None], _ring_refusals(rings.without_nccl(wanted))
         matrix = rings.bandwidths(self.host.topology, bench.devices)
         found = rings.arms(wanted, bench.ranks, matrix)
-        return [arm.name for arm in found if isinstance(arm, rings.RingArm)], _ring_refusals(found)
+        names: list[str | None] = [arm.name for arm in found if isinstance(arm, rings.RingArm)]
+        if names and not bench.env_arms:
+            return names[:1], []
+        return names, _ring_refusals(found)
 
     def _rounds(self, groups: Sequence[_Group], label: str, count: int) -> Iterator[Cell]:
         """Complete rounds over the arms in seeded order, every second one mirrored."""
@@ -488,9 +501,8 @@ class _Layout:
         seen = group.visible or group.devices
         key = seen, group.ranks, number, block, costs.worker_key(group.arm)
         known = self.known.setdefault(key, set())
-        timed = costs.of_worker(
-            group.cases, group.arm, gpus=len(seen), ranks=group.ranks, known=known
-        )
+        cases = [*group.cases, *group.once] if number == 0 else group.cases
+        timed = costs.of_worker(cases, group.arm, gpus=len(seen), ranks=group.ranks, known=known)
         for (case, seconds), id in zip(timed, self.site.ids, strict=False):
             yield Cell(id, case, *place, seconds, *outcome)
 

@@ -102,6 +102,11 @@ def require(precision: Precision, capability: tuple[int, int] | None, rows: int)
         )
 
 
+def summed_bytes(precision: Precision, width: int, tokens: int) -> int:
+    """Of the activations of so many tokens, which ranks that share a layer add up at once."""
+    return tokens * width * precision.activation_bytes
+
+
 def matrix_bytes(precision: Precision, matrix: Matrix) -> int:
     """Of a packed matrix with its scales."""
     size = matrix.parameters * precision.weight_bits // 8

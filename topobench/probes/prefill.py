@@ -32,7 +32,7 @@ from topobench.probes.footprint import Footprint, footprint
 from topobench.probes.forward import MODES, compiler
 from topobench.probes.metrics import FLOP
 from topobench.probes.passes import DEVICE_SECONDS, WALL_SECONDS
-from topobench.probes.precisions import PRECISIONS, Precision
+from topobench.probes.precisions import PRECISIONS, Precision, summed_bytes
 from topobench.probes.prefill_case import Case
 from topobench.probes.protocol import (
     Arms,
@@ -187,6 +187,11 @@ class Prefill:
         apart = TWIN_SET_UP_SECONDS + device if self.tensor_parallel > 1 else 0.0
         set_up = set_up_seconds(large, alone, self.mode)
         return set_up + device + walls + 20 * once + compiling + apart
+
+    def message_bytes(self) -> int:
+        """What each all-reduce of a pass adds up where GPUs share the model; as on GPUs."""
+        shape = shape_of(ON_GPUS if self.shape == AUTO else self.shape)
+        return summed_bytes(PRECISIONS[self.dtype], shape.width, self.batch * self.tokens)
 
     def first_uses(self) -> Mapping[str, float]:
         """The ceiling that a type's passes are held against, and the first model of that type."""

@@ -16,6 +16,7 @@ from topobench.probes.footprint import Footprint, moved_bytes
 from topobench.probes.forward import Forward
 from topobench.probes.metrics import FLOP
 from topobench.probes.passes import Passes, Timing
+from topobench.probes.precisions import summed_bytes
 from topobench.probes.shapes import attention_share, flop, kv_bytes_per_token
 from topobench.probes.timing import collect, wall
 from topobench.probes.transformer import Transformer
@@ -130,8 +131,8 @@ class Case(Passes[Transformer]):
         """What adding up costs: the same pass without it, and the sizes that predict it."""
         model = self.model
         yield metrics.single(metrics.MESSAGES, 2 * model.shape.layers)
-        each = model.products.precision.activation_bytes
-        size = self.batch * self.sequence * model.shape.width * each
+        tokens = self.batch * self.sequence
+        size = summed_bytes(model.products.precision, model.shape.width, tokens)
         yield metrics.single(metrics.MESSAGE, size)
         with so_far.durations(metrics.APART.name):
             apart, _ = self.device.times(self.forward.apart(mode), timing.budget)
