@@ -114,8 +114,8 @@ def fleet(store: Store) -> list[Document]:
             "address": row.address,
             "sku": row.sku,
             "rack": row.rack,
-            "measured_unix_seconds": ages.get(row.id, (None, 0))[0],
-            "synthetic": bool(ages.get(row.id, (None, 0))[1]),
+            "measured_unix_seconds": ages[row.cluster, row.key][0],
+            "synthetic": bool(ages[row.cluster, row.key][1]),
             "sweep": newest.get(row.id, (None, None))[0],
             "sweep_status": newest.get(row.id, (None, None))[1],
             "level": levels.get(row.id),
@@ -124,23 +124,12 @@ def fleet(store: Store) -> list[Document]:
     ]
 
 
-def _ages(connection: sa.Connection) -> dict[int, tuple[float | None, int]]:
-    """When each host was measured last, alone or together with others, and whether that is made."""
-    s, together = (
-        schema.series,
-        sa.table("v_together", sa.column("series_id"), sa.column("host_id")),
-    )
-    taken = sa.union(
-        sa.select(s.c.id.label("series_id"), s.c.host_id),
-        sa.select(together.c.series_id, together.c.host_id),
-    ).subquery()
-    newest = clocks.newest(s.c.latest_unix_seconds)
-    query = (
-        sa.select(taken.c.host_id, newest, sa.func.max(s.c.synthetic))
-        .select_from(taken.join(s, s.c.id == taken.c.series_id))
-        .group_by(taken.c.host_id)
-    )
-    return {host: (at, synthetic) for host, at, synthetic in connection.execute(query)}
+def _ages(connection: sa.Connection) -> dict[tuple[str, str], tuple[float | None, int | None]]:
+    """When each host, by cluster and key, was measured last, and whether that is made."""
+    names = ("cluster", "host_key", "measured_unix_seconds", "synthetic")
+    covered = sa.table("v_coverage", *map(sa.column, names))
+    rows = connection.execute(sa.select(covered))
+    return {(cluster, host): (at, synthetic) for cluster, host, at, synthetic in rows}
 
 
 def _newest_sweeps(connection: sa.Connection) -> dict[int, tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topobench.db.clocks import newest_of
-from topobench.db.views_parts import CASE, SOFTWARE, WHERE, names
+from topobench.db.views_parts import CASE, HOST, SOFTWARE, WHERE, names
 
 V_READING = f"""
 CREATE VIEW v_reading AS
@@ -201,23 +201,28 @@ WITH taken AS (
     SELECT id AS series_id, host_id FROM series
     UNION
     SELECT series_id, host_id FROM v_together
+), measured AS (
+    SELECT
+        t.host_id, count(*) AS n_series,
+        {newest_of("s.latest_at", "s.latest_at")} AS latest_at,
+        {newest_of("s.latest_unix_seconds", "s.latest_at")} AS latest_unix_seconds,
+        CASE WHEN min(s.source) < max(s.source) THEN 'several' ELSE max(s.source) END AS source,
+        max(s.synthetic) AS synthetic
+    FROM taken t
+    JOIN series s ON s.id = t.series_id
+    WHERE s.latest_at IS NOT NULL
+    GROUP BY t.host_id
 )
 SELECT
-    cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
+    {HOST},
     h.rack, h.leaf, h.batch, h.first_seen_at, h.last_seen_at, h.retired_on,
-    count(s.latest_at) AS n_series_measured,
-    {newest_of("s.latest_at", "s.latest_at")} AS measured_at,
-    {newest_of("s.latest_unix_seconds", "s.latest_at")} AS measured_unix_seconds,
-    CASE WHEN count(DISTINCT s.source) > 1 THEN 'several' ELSE max(s.source) END AS source,
-    max(s.synthetic) AS synthetic
+    coalesce(m.n_series, 0) AS n_series_measured,
+    m.latest_at AS measured_at, m.latest_unix_seconds AS measured_unix_seconds,
+    m.source, m.synthetic
 FROM host h
 JOIN cluster cl ON cl.id = h.cluster_id
 LEFT JOIN sku k ON k.id = h.sku_id
-LEFT JOIN taken t ON t.host_id = h.id
-LEFT JOIN series s ON s.id = t.series_id AND s.latest_at IS NOT NULL
-GROUP BY
-    cl.name, h.name, h.key, k.name, h.rack, h.leaf, h.batch, h.first_seen_at, h.last_seen_at,
-    h.retired_on
+LEFT JOIN measured m ON m.host_id = h.id
 """
 
 VIEWS = {
