@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -164,6 +165,26 @@ def test_gpus_that_did_it_at_once_stand_for_one_and_that_is_said(store: Store) -
     assert (case.alone_seconds, case.alone_at_once, row["alone_at_once"]) == (ONE, True, "all")
     both(case, row)
     assert "one GPU was measured while the others did the same" in shown([case])
+
+
+def test_of_more_gpus_at_once_the_slowest_of_those_that_share_stands_for_one(
+    store: Store,
+) -> None:
+    """The third takes no part, however slow it is."""
+    groups = []
+    for number, seconds in enumerate([(0.30, 0.31, 0.90), (0.33, 0.32, 0.91)]):
+        ((made, done),) = prompt(
+            1, max(seconds), at_once="all", devices=(*GPUS, "GPU-k1-2"), process_no=number
+        )
+        own = [
+            reading(value, metric=SECONDS, point={"rank": rank, "device": device})
+            for rank, (device, value) in enumerate(zip(made.devices, seconds, strict=True))
+        ]
+        groups.append([(made, dataclasses.replace(done, readings=(*done.readings[:2], *own)))])
+    (case,), (row,) = ask(store, *groups, line(), shared())
+    assert case.alone_seconds == pytest.approx((0.31 + 0.33) / 2)
+    assert (case.alone_at_once, row["alone_at_once"]) == (True, "all")
+    both(case, row)
 
 
 def test_queued_all_reduces_in_place_predict_rather_than_others(store: Store) -> None:

@@ -8,7 +8,7 @@ line that the same sweep gave between them. Pure.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,8 @@ class Shared:
         params: Of the case, without ``tensor_parallel``, sorted by name.
         seconds: Device time of a pass.
         alone_seconds: The same on one GPU, in the same sweep; None if it was not measured.
-        alone_at_once: Every GPU of the host did it at the same time, each by itself.
+        alone_at_once: Every GPU of the host did it at the same time, each by itself; the slowest
+            of these GPUs counts.
         events: Share of the all-reduces by events between stages; None in mode ``compile``.
         twin: The same by a pass without them.
         predicted_seconds: None with the reason in ``because``.
@@ -99,7 +100,7 @@ def _case(found: Sequence[Cell], prompts: Sequence[Cell], cells: Sequence[Cell])
         path_class=first.get("path_class"),
         ranks=_gpus(first),
         seconds=seconds,
-        alone_seconds=_value(alone, SECONDS),
+        alone_seconds=_median(_alone_seconds(other, first["devices"]) for other in alone),
         alone_at_once=bool(alone) and alone[0]["params"].get(AT_ONCE) == "all",
         events=_value(found, SHARE, method="events"),
         twin=_value(found, SHARE, method="twin"),
@@ -140,11 +141,23 @@ def _alone(cell: Cell, prompts: Sequence[Cell]) -> list[Cell]:
     for other in prompts:
         same = other["host"] == cell["host"] and _params(other) == wanted and _gpus(other) == 1
         near = not cell["devices"] or set(other["devices"]) & set(cell["devices"])
-        if same and near and _value([other], SECONDS):
+        if same and near and _alone_seconds(other, cell["devices"]):
             together = other["params"].get(AT_ONCE) == "all"
             key = together, other["arm"] != binding, other["arm"]
             found.setdefault(key, []).append(other)
     return found[min(found)] if found else []
+
+
+def _alone_seconds(cell: Cell, devices: Sequence[str]) -> float | None:
+    """One GPU's seconds; where others did it beside these, of the slowest of these."""
+    if not set(cell["devices"]) - set(devices):
+        return _value([cell], SECONDS)
+    own = [
+        float(r["median"])
+        for r in cell["readings"]
+        if r["metric"] == SECONDS and r["point"].get("device") in devices and r["median"]
+    ]
+    return max(own, default=None)
 
 
 def _gpus(cell: Cell) -> int:
@@ -164,6 +177,11 @@ def _value(cells: Sequence[Cell], metric: str, **point: Scalar) -> float | None:
         for r in cell["readings"]
         if r["metric"] == metric and r["point"] == point and r["median"] is not None
     ]
+    return _median(found)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
     return statistics.median(found) if found else None
 
 

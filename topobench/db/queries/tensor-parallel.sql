@@ -6,10 +6,10 @@
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
 -- alone_seconds: the same case on one GPU of these in the same sweep, bound alike if it was (median
--- over GPUs and processes; alone_at_once = all: each did it while the others did). Shares of the
--- all-reduces: by events between stages, and by a pass without them. predicted_seconds =
--- alone_seconds / tp + n_all_reduces x (alpha + bytes / beta), by the line between the same GPUs
--- in the same sweep; reason says why there is none.
+-- over GPUs and processes; alone_at_once = all: each did it while the others did, and of a process
+-- the slowest of these GPUs counts). Shares of the all-reduces: by events between stages, and by a
+-- pass without them. predicted_seconds = alone_seconds / tp + n_all_reduces x (alpha + bytes /
+-- beta), by the line between the same GPUs in the same sweep; reason says why there is none.
 WITH alike AS (
     SELECT
         id, tp,
@@ -45,7 +45,7 @@ WITH alike AS (
     GROUP BY series_id, sweep
 ), alone AS (
     SELECT
-        p.series_id, p.sweep, one.at_once, d.median AS seconds, d.run_id,
+        p.series_id, p.sweep, one.at_once, max(d.median) AS seconds, d.run_id,
         rank() OVER (
             PARTITION BY p.series_id, p.sweep
             ORDER BY
@@ -65,7 +65,7 @@ WITH alike AS (
         AND o.synthetic = s.synthetic AND one.id = o.case_id AND one.tp = 1
         AND one.rest = p.rest AND a.id = o.arm_id AND r.series_id = o.id
         AND r.sweep_id = s.latest_sweep_id AND r.status IN ('ok', 'partial')
-        AND d.run_id = r.id AND d.point = '{}' AND d.median > 0
+        AND d.run_id = r.id AND d.median > 0
         AND m.id = d.metric_id AND m.name = 'prefill_device_seconds'
         AND (
             p.n_devices = 0
@@ -76,6 +76,20 @@ WITH alike AS (
                 WHERE mine.device_set_id = s.device_set_id AND its.device_set_id = o.device_set_id
             )
         )
+        AND CASE WHEN EXISTS (
+            SELECT 1
+            FROM device_set_member its
+            WHERE its.device_set_id = o.device_set_id AND its.device_id NOT IN (
+                SELECT device_id FROM device_set_member WHERE device_set_id = s.device_set_id
+            )
+        ) THEN EXISTS (
+            SELECT 1
+            FROM device_set_member mine
+            JOIN device_set_member its ON its.device_id = mine.device_id
+            WHERE mine.device_set_id = s.device_set_id AND its.device_set_id = o.device_set_id
+                AND its.position = d.rank
+        ) ELSE d.point = '{}' END
+    GROUP BY p.series_id, p.sweep, p.binding, one.at_once, a.name, d.run_id
 ), placed AS (
     SELECT
         alone.*,
