@@ -60,9 +60,11 @@ def kill_workers_of_one_sweep(job: Job, draw: random.Random, most: int) -> int:
 def test_a_signal_ends_the_sweep_cleanly_with_its_code(
     job: Job, number: signal.Signals, code: int
 ) -> None:
-    driver = job.start("probe", *flags(job), *FEW, "--format", "json")
+    driver = job.start("probe", *flags(job), *FEW, "--format", "json", start_new_session=True)
     wait_for_runs(job, driver, 2)
-    driver.send_signal(number)
+    # The driver is alone in its group, so that a signal to all of it leaves Ray to end the workers.
+    assert {os.getpgid(child) for child in descendants(driver.pid)} & {driver.pid} == set()
+    os.killpg(driver.pid, number)
     out, err = driver.communicate(timeout=30)
     assert driver.returncode == code, err
     document = json.loads(out)
@@ -106,13 +108,14 @@ def test_ray_leaves_the_handlers_of_signals_as_they_were(monkeypatch: pytest.Mon
 def test_a_signal_while_ray_starts_is_raised_once_it_has_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Raised inside it, it would be lost there or leave half a Ray behind."""
+    """Raised inside it, it would be lost there or leave half a Ray; the next one, too."""
     from topobench.agents import ray_agent
 
     done = []
 
     def init(**_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
         time.sleep(0.3)
         done.append(True)
 

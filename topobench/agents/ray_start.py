@@ -8,9 +8,11 @@ changed here, and a Ray that names these parts differently goes its own way.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -22,10 +24,16 @@ def init(address: str, **options: Any) -> None:
     """
     Start a private Ray (``local``) or attach to one; what Ray raises is raised.
 
-    The first signal that arrives meanwhile is given to the caller's handler at the end.
+    The first signal that arrives meanwhile is given to the caller's handler at the end, and so
+    are those that follow it closely.
     """
     _read_token_again()
-    with _signals_deferred(), _without_idle_services(), _without_agents_of_raylet():
+    with (
+        _signals_deferred(),
+        _without_idle_services(),
+        _without_agents_of_raylet(),
+        _groups_of_their_own(),
+    ):
         ray.init(
             address=address,
             namespace="topobench",
@@ -133,7 +141,29 @@ def _with_idle_agents(command: list[str]) -> list[str]:
     return [agents.get(part, part) for part in command]
 
 
+@contextlib.contextmanager
+def _groups_of_their_own() -> Iterator[None]:
+    """
+    Processes of an embedded Ray are in no group of the driver's.
+
+    ``timeout``, or a terminal that closes, signals that group: Ray would end with the driver,
+    which needs it to end the workers and to bring in their runs.
+    """
+    services = ray._private.services
+    kept = getattr(services, "ConsolePopen", None)
+    if kept is None:  # another Ray
+        yield
+        return
+    services.ConsolePopen = functools.partial(kept, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = kept
+
+
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PATIENCE_SECONDS = 10.0
+"""A signal that comes so long after the first is of somebody who no longer waits."""
 
 
 @contextlib.contextmanager
@@ -142,16 +172,17 @@ def _signals_deferred() -> Iterator[None]:
     Give the first signal that arrives inside to the caller's handler at the end.
 
     An exception in the middle of ``ray.init`` is lost inside it, or leaves a half-made Ray
-    whose shutdown ends the process with SIGSEGV. A second signal does not wait.
+    whose shutdown ends the process with SIGSEGV. One that follows closely waits as well: service
+    managers send SIGTERM and SIGHUP together. A later one does not.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    arrived: list[int] = []
+    arrived: list[tuple[float, int]] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        arrived.append(number)
-        if len(arrived) > 1:
+        arrived.append((time.monotonic(), number))
+        if arrived[-1][0] - arrived[0][0] > _PATIENCE_SECONDS:
             previous[number](number, frame)
 
     with _handlers_kept() as previous, _without_handlers_of_ray():
@@ -160,7 +191,8 @@ def _signals_deferred() -> Iterator[None]:
                 signal.signal(number, note)
         yield
     if arrived:
-        previous[arrived[0]](arrived[0], None)
+        number = arrived[0][1]
+        previous[number](number, None)
 
 
 @contextlib.contextmanager
