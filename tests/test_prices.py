@@ -184,6 +184,34 @@ def test_a_price_never_changes_a_result_and_swaps_the_ends_of_an_interval(store:
     )
 
 
+def test_a_gpu_measured_beside_others_is_priced_alone_and_is_no_path(store: Store) -> None:
+    """Its own tokens took one GPU, their sum took all; ranks that share a model took all, too."""
+    params: dict[str, Scalar] = {"at_once": "all", "sequence": 256, "tensor_parallel": 1}
+    pair: dict[str, Any] = {
+        "devices": ["GPU-0", "GPU-1"],
+        "ranks": 2,
+        "probe": "prefill",
+        "host": "k0",
+    }
+    beside = cell(params=params, **pair)
+    params |= {"at_once": "one", "tensor_parallel": 2}
+    sharing = cell(params=params, **pair)
+    begin(store, beside, sharing, hosts=fleet(1))
+    tokens, seconds = "tokens_per_second", "prefill_device_seconds"
+    points: list[dict[str, Scalar]] = [{"device": f"GPU-{n}", "rank": n} for n in (0, 1)]
+    own = [reading(v, metric=tokens, point=p) for v, p in zip((29e3, 30e3), points, strict=True)]
+    store.put_run(run(beside, reading(59e3, metric=tokens), *own))
+    both = [reading(7.5e-3, metric=seconds, point={"rank": n}) for n in (0, 1)]
+    store.put_run(run(sharing, reading(7.5e-3, metric=seconds), *both))
+    add_price(store, price(amount=32.0))
+    found = rows(store, "SELECT tp, median, hour_amount FROM v_price_performance ORDER BY 1, 2, 3")
+    assert found == [(1, 29e3, 4.0), (1, 30e3, 4.0), (1, 59e3, 8.0), *[(2, 7.5e-3, 8.0)] * 3]
+    hops = rows(
+        store, "SELECT tp, metric, hop_class FROM v_hop_class JOIN probe_case USING (params)"
+    )
+    assert hops == [(2, seconds, "nvlink")]
+
+
 def test_bandwidth_prefill_and_form_factors_have_their_price(store: Store) -> None:
     fast = [cell(host=f"k{n}", probe="all_reduce", params={"bytes": 1 << 27, "dtype": "float32"},
                  devices=[f"GPU-{g}" for g in range(8)], ranks=8) for n in range(6)]  # fmt: skip

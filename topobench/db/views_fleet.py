@@ -164,6 +164,7 @@ SELECT
 FROM followed l{_NAMES}
 """
 
+# What GPUs do by themselves at the same time passes no path between them.
 V_HOP_CLASS = f"""
 CREATE VIEW v_hop_class AS
 WITH member AS (
@@ -186,6 +187,7 @@ WITH member AS (
     FROM v_latest v
     WHERE (path_class IS NOT NULL OR n_hosts > 1) AND better <> 0 AND metric <> 'locality_ratio'
         AND coalesce(rank, -1) < 0 AND topology_class_id IS NOT NULL
+        AND params NOT LIKE '%"at_once":"all"%'
 ), aged AS (
     SELECT member.*, {_newest("class")} AS newest FROM member
 ), placed AS (

@@ -77,7 +77,8 @@ JOIN sku k ON k.id = t.sku_id
 WHERE t.basis = 'cloud' OR t.n_capex > 0
 """
 
-# Hosts of several SKUs that measured together have no one price.
+# Hosts of several SKUs that measured together have no one price. GPUs that were measured at once
+# have readings of their own, each of which took one of them; ranks of a gang took all.
 # Dividing a fixed price by a speed swaps the ends of the interval; a time keeps them.
 V_PRICE_PERFORMANCE = """
 CREATE VIEW v_price_performance AS
@@ -90,6 +91,7 @@ WITH priced AS (
         v.metric, v.unit, v.better, v.rank, v.point, v.n_processes, v.n, v.median, v.ci_lo,
         v.ci_hi, v.ci_level, p.basis, p.currency, p.kinds, p.host_hour_amount,
         CASE
+            WHEN v.n_devices > 0 AND v.point LIKE '%"device":%' THEN p.gpu_hour_amount
             WHEN v.n_devices > 0 THEN p.gpu_hour_amount * v.n_devices
             ELSE p.host_hour_amount * v.n_hosts
         END AS hour_amount,
