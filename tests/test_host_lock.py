@@ -19,7 +19,6 @@ from topobench.agents.host_lock import (
     RUN_DIR,
     HostLock,
     choose_run_dir,
-    is_private_mount,
     read_holder,
 )
 from topobench.errors import RefusedError
@@ -227,27 +226,3 @@ def test_private_folder_of_somebody_else_is_refused(
     monkeypatch.setattr("topobench.agents.host_lock._DEFAULT", "/proc/nowhere")
     with pytest.raises(RefusedError, match="not a folder of this user"):
         choose_run_dir()
-
-
-ROOT = "1 0 0:30 / / rw - overlay overlay rw"
-
-
-@pytest.mark.parametrize(
-    ("mounts", "private"),
-    [
-        ([ROOT], True),
-        ([ROOT, "2 1 0:31 / /run rw - tmpfs tmpfs rw"], True),
-        ([ROOT, "2 1 0:31 /lock/topobench /run/lock/topobench rw - tmpfs tmpfs rw"], False),
-        ([ROOT, "2 1 8:1 /srv/lock /run/lock/topobench rw shared:1 - ext4 /dev/sda1 rw"], False),
-        ([], None),
-    ],
-    ids=["container's root", "own tmpfs", "host's tmpfs", "host's disk", "unknown"],
-)
-def test_private_mount_is_told_by_the_mounts(
-    tmp_path: Path, mounts: list[str], private: bool | None
-) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/mountinfo").write_text("\n".join(mounts))
-    assert is_private_mount("/run/lock/topobench", root=str(tmp_path)) is False
-    (tmp_path / ".dockerenv").touch()
-    assert is_private_mount("/run/lock/topobench", root=str(tmp_path)) is private

@@ -16,15 +16,6 @@ EVERY_PAIR_UP_TO = 64
 """Hosts up to which the profile *full* has every pair meet."""
 
 
-def every_round(count: int) -> list[list[Pair]]:
-    """
-    All rounds of ``count`` hosts, numbered from 0; every pair meets in exactly one of them.
-
-    The lower number of a pair comes first.
-    """
-    return [_round(count, number) for number in range(_round_count(count))]
-
-
 def _round_count(count: int) -> int:
     return count + count % 2 - 1 if count > 1 else 0
 

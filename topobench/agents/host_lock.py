@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from topobench.agents.discover.tree import Tree
 from topobench.errors import RefusedError
 
 RUN_DIR = "TOPOBENCH_RUN_DIR"
@@ -168,29 +167,3 @@ def _usable(folder: Path, mode: int) -> bool:
     return (
         os.access(folder, os.W_OK) and not folder.is_symlink() and owner.st_uid in (0, os.getuid())
     )
-
-
-def is_private_mount(run_dir: str | os.PathLike[str], *, root: str = "/") -> bool | None:
-    """
-    Whether the run folder seems to be this container's own, so that it locks nobody out.
-
-    A hint: it is private if it lies on the container's root or on a fresh tmpfs. None if
-    that cannot be told. Outside a container nothing is private.
-
-    Args:
-        root: Where /proc and the marks of a container are read.
-    """
-    tree = Tree.open(root)
-    if not tree.exists(".dockerenv") and not tree.exists("run/.containerenv"):
-        return False
-    mounts = (line.split() for line in (tree.text("proc/self/mountinfo") or "").splitlines())
-    above = [m for m in mounts if len(m) > 4 and "-" in m and _is_below(str(run_dir), m[4])]
-    if not above:
-        return None
-    mount = max(above, key=lambda fields: len(fields[4]))
-    kind = mount[mount.index("-") + 1]
-    return mount[4] == "/" or (kind == "tmpfs" and mount[3] == "/")
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return folder == "/" or path == folder or path.startswith(f"{folder}/")
