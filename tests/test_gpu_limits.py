@@ -320,6 +320,27 @@ class TestReport:
         assert found[Bound.COMPUTE,] == ["prefill llama3-8b bf16 2048 tokens"]
         assert (Bound.COMPUTE,) not in gpu_limits.works_by_bound([*ceilings, shared])
 
+    @pytest.mark.parametrize(
+        ("probe", "params", "text"),
+        [
+            ("peer", {"op": "read", "ways": "one", "bytes": MIB}, "peer read 1 MiB"),
+            ("peer", {"op": "read", "ways": "both", "bytes": MIB}, "peer read both ways 1 MiB"),
+            ("peer", {"op": "read", "ways": "all", "bytes": MIB}, "peer read all at once 1 MiB"),
+            ("prefill", {**LLAMA, "sequence": 64}, "prefill llama3-8b bf16 64 tokens"),
+            (
+                "prefill",
+                {**LLAMA, "sequence": 64, "batch": 8},
+                "prefill llama3-8b bf16 x 8 64 tokens",
+            ),
+            ("decode", {**LLAMA, "context": 64}, "decode llama3-8b bf16 x 1 64 tokens"),
+        ],
+    )
+    def test_works_that_differ_have_names_that_differ(
+        self, probe: str, params: dict[str, Any], text: str
+    ) -> None:
+        """Of two with one name only the first was told what bounds it."""
+        assert gpu_limits.work_text(figure(value=1.0, probe=probe, params=params)) == text
+
     def test_the_sections_in_words(self) -> None:
         text = " ".join(printed(render_sweep(self.document())).split())
         assert "GPU 0-1: host link 40.0 GB/s to the device" in text

@@ -391,5 +391,12 @@ def test_its_page_is_drawn() -> None:
     assert len(page.encode()) < 8_000_000
     assert "NVIDIA H200" in page
     assert "2048 tokens, bf16, graph, 2 GPUs, arm none/auto" in page
+    least = (
+        "no GPU loses more than 5.0 % while all are busy; the least that one kept: host_to_device"
+    )
+    assert f"{least} 96.2 %" in page.rpartition("Not in this report")[0]
+    for ways, rate in (("", "395.0"), (" both ways", "779.6")):
+        assert f"peer write{ways} 256 MiB (measured)</td>" in page
+        assert f">{rate} GB/s</td>" in page
     sizes = re.findall(r"float32 ([^<]*) arm none/auto</td>", page)
     assert sizes == ["8 KiB", "256 KiB", "4 MiB", "128 MiB", "1 GiB"]

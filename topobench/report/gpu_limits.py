@@ -12,6 +12,7 @@ from topobench import contention, expectations, roofline
 from topobench.contention import Contention
 from topobench.device_figures import DeviceFigure, device_figures
 from topobench.expectations import Deviation, Kind
+from topobench.reading import Scalar
 from topobench.report.figures import quantity
 from topobench.report.records import Places
 from topobench.report.safe import clean
@@ -32,6 +33,7 @@ WHOSE = {
 }
 """What a published figure is, in words."""
 _ORDER = tuple(Bound)
+_WAYS: Mapping[Scalar, str] = {"both": "both ways", "all": "all at once"}
 _LINKS = {"h2d": "to the device", "d2h": "from it", "both": "both ways"}
 
 
@@ -235,7 +237,9 @@ def _what(figure: DeviceFigure) -> tuple[str, int | None]:
 def _work_name(figure: DeviceFigure) -> str:
     keys = ("op", "direction", "shape", "dtype", "kv_dtype", "size", "mode")
     words = [clean(figure.params[k]) for k in keys if figure.params.get(k) is not None]
-    words += [f"x {figure.params.get('batch')}"] if figure.params.get("context") else []
+    words += [_WAYS[ways]] if (ways := figure.params.get("ways")) in _WAYS else []
+    batch = figure.params.get("batch")
+    words += [f"x {batch}"] if figure.params.get("context") or batch not in (None, 1) else []
     return " ".join([clean(figure.probe), *words])
 
 

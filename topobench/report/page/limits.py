@@ -12,6 +12,7 @@ from topobench.report.figures import quantity
 from topobench.report.gpu_limits import (
     WHOSE,
     gpus_text,
+    kept_text,
     losses,
     models_of,
     shared_bound,
@@ -21,7 +22,7 @@ from topobench.report.gpu_limits import (
     works_by_bound,
 )
 from topobench.report.page import plots
-from topobench.report.page.parts import Figure, Head, Missing, Part, Table
+from topobench.report.page.parts import Figure, Head, Missing, Paragraph, Part, Table
 from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.roofline import Bounds
@@ -67,6 +68,8 @@ def sharing(cells: Sequence[Cell], host: Host, places: Places) -> Iterator[Part]
     ]
     if rows:
         yield Table(_SHARING, rows)
+    elif text := kept_text(cells):
+        yield Paragraph(text)
 
 
 _SHARING = (

@@ -22,7 +22,6 @@ from topobench.errors import UsageError
 from topobench.reading import BENIGN, MEASURED, Reason
 from topobench.report import problems, serving, text, words
 from topobench.report.conditions import conditions_section
-from topobench.report.gpu_limits import kept_text
 from topobench.report.hosts import hosts_section
 from topobench.report.network import network_section
 from topobench.report.page import (
@@ -270,9 +269,7 @@ def _missing(kind: str, cells: Sequence[Document]) -> Missing:
     if kind == "arms":
         return Missing("fewer than two arms were measured on the same devices", command)
     if kind == "sharing":
-        return Missing(
-            kept_text(cells) or "no GPU was measured both alone and while all were busy", command
-        )
+        return Missing("no GPU was measured both alone and while all were busy", command)
     if kind == "published":
         return Missing("nothing that was measured is published for these GPUs", command)
     own = [c for c in cells if c["probe"] == probe]
