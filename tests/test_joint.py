@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
+from nccl_logs import made
 from storing import cell, reading, run
+from topobench import nccl_log
 from topobench.joint import merged
 from topobench.reading import Reason, ReasonCode, Run, Status
 
@@ -50,3 +53,33 @@ def test_of_hosts_that_failed_alike_the_first_gives_the_reason() -> None:
     """Whichever answers first."""
     parts = {"b": part(Status.FAILED, CRASHED), "a": part(Status.FAILED, CRASHED)}
     assert merged(CELL, parts, NAMES).reason == CRASHED
+
+
+def of_nccl(number: int, **changes: Any) -> Run:
+    """What a host of four ranks says of two rings over both hosts."""
+    texts = made(RINGS, hosts=["a"] * 4 + ["b"] * 4)[4 * number : 4 * number + 4]
+    told = {**nccl_log.summary(nccl_log.parse(texts), whole=False), **changes}
+    return dataclasses.replace(part(Status.OK), conditions={"nccl": told})
+
+
+RINGS = [(0, 1, 2, 3, 4, 5, 6, 7), (0, 3, 2, 1, 6, 5, 4, 7)]
+EIGHT = dataclasses.replace(CELL, ranks=8, hosts=("a",) * 4 + ("b",) * 4)
+
+
+def test_rings_over_hosts_are_made_of_what_each_host_tells_of_its_ranks() -> None:
+    found = merged(EIGHT, {"a": of_nccl(0), "b": of_nccl(1)}, NAMES)
+    first, other = found.conditions["nccl"], found.conditions["hosts"]["b"]["nccl"]
+    assert first["rings"] == {"0-1-2-3-4-5-6-7": 1, "0-3-2-1-6-5-4-7": 1}
+    assert (first["channels"], first["transports"]) == (2, {"P2P/CUMEM": 6, "NET/IB": 4})
+    assert "neighbours" not in {**first, **other}
+    assert (found.status, found.warnings) == (Status.OK, ())
+
+
+def test_rings_that_a_host_does_not_tell_are_a_warning() -> None:
+    found = merged(EIGHT, {"a": of_nccl(0), "b": of_nccl(1, neighbours={})}, NAMES)
+    assert "rings" not in found.conditions["nccl"]
+    assert found.warnings == (
+        "nccl_log: NCCL log: ring 00 has no line of rank 4; 8 ranks take part",
+    )
+    other = dataclasses.replace(part(Status.OK), conditions={})
+    assert "rings" not in merged(EIGHT, {"a": other, "b": other}, NAMES).conditions

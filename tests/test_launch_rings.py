@@ -13,8 +13,10 @@ import pytest
 
 import nccl_probe
 from launching import TESTS, Lab, cell, host
+from nccl_logs import made
 from topobench import nccl_log, rings
 from topobench.agents import nccl_run
+from topobench.agents.gang import Outcome
 from topobench.agents.launch import Launcher, Limits
 from topobench.errors import ImportFailed
 from topobench.host import Host
@@ -184,6 +186,34 @@ def test_a_graph_file_of_the_user_is_for_one_host(tmp_path: Path) -> None:
             asked, quad().topology, tmp_path, dump=None,
             environment={"NCCL_GRAPH_FILE": "/graph.xml"},
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rdma", "net", "status"),
+    [
+        (True, "Socket/0", Status.INVALID),
+        (False, "Socket/0", Status.OK),
+        (True, "IB/0/GDRDMA", Status.OK),
+    ],
+)
+def test_a_host_of_several_tells_what_its_own_ranks_did(
+    tmp_path: Path, rdma: bool, net: str, status: Status
+) -> None:
+    """Its log lacks the lines of the others, and shows over what it reached them all the same."""
+    orders, hosts = [(0, 1, 2, 3, 4, 5, 6, 7)], ["h1"] * 4 + ["h2"] * 4
+    for number, text in enumerate(made(orders, hosts=hosts, net=net)[4:]):
+        (tmp_path / f"nccl.h2.{number}.log").write_text(text)
+    share = dataclasses.replace(in_ring("auto"), host="h2", hosts=tuple(hosts), ranks=8)
+    given = nccl_run.prepare(
+        share, quad(rdma=rdma).topology, tmp_path, dump=None, environment={}
+    )  # fmt: skip
+    found = given.judged(share, Outcome(Status.OK), str)
+    assert (found.status, found.warnings) == (status, ())
+    kind = f"NET/{net.partition('/')[0]}"
+    assert found.conditions["nccl"]["transports"] == {"P2P/CUMEM": 3, kind: 2}
+    assert found.conditions["nccl"]["neighbours"]["0"]["4"] == [3, 5]
+    assert (found.reason is None) is (status is Status.OK)
+    assert found.reason is None or found.reason.code is ReasonCode.WRONG_TRANSPORT
 
 
 def test_gpus_that_the_dump_does_not_hold_are_refused_before_the_launch(lab: Lab) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from topobench import nccl_log
 from topobench.errors import ImportFailed
 from topobench.nccl_log import Asked, Choice
 from topobench.reading import ReasonCode
-from topobench.rings import Order
+from topobench.rings import Order, name_of
 
 DATA = Path(__file__).parent / "data/h200x2"
 DEFAULT = (DATA / "nccl_2.28.9_debug_default.log").read_text()
@@ -51,6 +52,13 @@ FOUR = (0, 2, 1, 3)
 EIGHT = ((0, 3, 2, 1, 5, 6, 7, 4), (0, 4, 7, 6, 5, 1, 2, 3), (0, 1, 5, 4, 6, 2, 3, 7))
 
 
+TWO_HOSTS = ["node1"] * 8 + ["node2"] * 8
+SIXTEEN = (
+    (*range(8), *range(8, 16)),
+    (0, 7, 6, 5, 4, 3, 2, 1, 12, 11, 10, 9, 8, 15, 14, 13),
+) * 2
+
+
 @pytest.mark.parametrize("rings", [(FOUR,), EIGHT], ids=["4 GPUs", "8 GPUs"])
 @pytest.mark.parametrize("repeats", [1, 2, 8])
 def test_channels_repeated_by_nccl_are_those_of_the_file(
@@ -61,6 +69,35 @@ def test_channels_repeated_by_nccl_are_those_of_the_file(
     rotated = tuple(ring[3:] + ring[:3] for ring in rings)
     devices = tuple(range(len(rings[0])))
     assert nccl_log.verify(log, Asked(rotated, devices, len(rings) * repeats)) is None
+
+
+def test_the_three_cycles_of_four_gpus_are_told_apart_whatever_the_channel() -> None:
+    """Each in a channel of its own, NCCL repeating them; any two of them changed are noticed."""
+    cycles = ((0, 1, 2, 3), (0, 2, 1, 3), (0, 1, 3, 2))
+    log = nccl_log.parse(made(cycles * 4, loaded=3))
+    assert nccl_log.rings(log) == cycles * 4
+    assert nccl_log.verify(log, Asked(cycles, (0, 1, 2, 3), 12)) is None
+    for other in itertools.permutations(cycles):
+        found = nccl_log.verify(log, Asked(other))
+        assert (found is None) is (other == cycles)
+
+
+def test_rings_over_two_hosts_are_rebuilt_from_what_each_host_logged() -> None:
+    """Sixteen ranks whose order differs from channel to channel; either host alone proves none."""
+    texts = made(SIXTEEN, hosts=TWO_HOSTS)
+    parts = [nccl_log.parse(texts[:8]), nccl_log.parse(texts[8:])]
+    for log in parts:
+        with pytest.raises(ImportFailed, match=r"has no line of rank (0|8); 16 ranks take part"):
+            nccl_log.summary(log)
+    told = [nccl_log.summary(log, whole=False) for log in parts]
+    assert nccl_log.joined(told, 16) == {name_of(ring): 2 for ring in SIXTEEN[:2]}
+    assert [(t["channels"], t["transports"]) for t in told] == [
+        (4, {"P2P/CUMEM": 28, "NET/IB": 8})
+    ] * 2
+    assert (told[0]["version"], told[1]["version"]) == ("2.28.9", None)
+    assert all("rings" not in t for t in told)
+    with pytest.raises(ImportFailed, match="ring 00 has no line of rank 8; 16 ranks"):
+        nccl_log.joined(told[:1], 16)
 
 
 def test_another_order_is_a_mismatch_that_shows_both() -> None:

@@ -19,8 +19,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from topobench.errors import AgentError
+from topobench import nccl_log
+from topobench.errors import AgentError, ImportFailed
 from topobench.host import Host
+from topobench.nccl_log import NEIGHBOURS
 from topobench.reading import (
     MEASURED,
     SAMPLES_KEPT,
@@ -43,6 +45,9 @@ _WORST_FIRST = (
     *(Status.FAILED, Status.TIMEOUT, Status.INVALID, Status.ABORTED),
     *(Status.SKIPPED, Status.PARTIAL, Status.OK),
 )
+NCCL = "nccl"
+RANKS_TOLD = 256
+"""Rings of more ranks are not stored: every channel may have another."""
 _ECHOES = frozenset({ReasonCode.RANK_LOST})
 """Reasons that have their cause in another part."""
 
@@ -256,18 +261,45 @@ def merged(cell: Cell, parts: Mapping[str, Run], names: Mapping[str, str]) -> Ru
         reason = replace(reason, text=f"host {names[worst]}: {reason.text}")
     if status not in SAMPLES_KEPT or any(r.status is Status.INVALID for r in parts.values()):
         first = _without_samples(first)
-    seen = {h: dict(r.conditions) for h, r in others.items() if r.conditions}
-    warnings = [*first.warnings]
+    conditions, unproven = _with_rings(cell, {h: dict(r.conditions) for h, r in parts.items()})
+    own = conditions.pop(cell.hosts[0])
+    seen = {h: of for h, of in conditions.items() if of}
+    warnings = [*first.warnings, *unproven]
     warnings += [f"host {names[h]}: {w}" for h, r in others.items() for w in r.warnings]
     return replace(
         first,
         status=status,
         reason=reason,
         members=tuple(sorted((m for r in parts.values() for m in r.members), key=_by_rank)),
-        conditions={**first.conditions, **({"hosts": seen} if seen else {})},
+        conditions={**own, **({"hosts": seen} if seen else {})},
         warnings=tuple(dict.fromkeys(warnings)),
         log_tail=parts[worst].log_tail,
     )
+
+
+def _with_rings(
+    cell: Cell, conditions: dict[str, dict[str, Any]]
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """
+    Conditions by host with the rings in those of rank 0, in place of each rank's neighbours.
+
+    Returns:
+        Those, and a warning where the rings cannot be told.
+    """
+    parts = {h: dict(of[NCCL]) for h, of in conditions.items() if NEIGHBOURS in of.get(NCCL, {})}
+    first = cell.hosts[0]
+    if first not in parts:
+        return conditions, []
+    warnings = []
+    own = {h: {k: v for k, v in part.items() if k != NEIGHBOURS} for h, part in parts.items()}
+    try:
+        if cell.ranks <= RANKS_TOLD:
+            own[first]["rings"] = nccl_log.joined([*parts.values()], cell.ranks)
+    except ImportFailed as error:
+        warnings = [f"nccl_log: {error}"]
+    return {
+        h: {**of, **({NCCL: own[h]} if h in own else {})} for h, of in conditions.items()
+    }, warnings
 
 
 def _without_samples(run: Run) -> Run:

@@ -35,6 +35,7 @@ _LOADED = re.compile(rf"Search {_N} : {_N} channels loaded from XML graph")
 _VIA = re.compile(
     rf"Channel {_N}(?:/{_N})? : {_N}\[\w+\] -> {_N}\[\w+\](?: \[(?:send|receive)\])? via (\S+)"
 )
+NEIGHBOURS = "neighbours"
 _BYTES = r"(\d{1,18})"
 _CHOSE = " Bytes -> Algo "
 _NAMED = re.compile(
@@ -199,24 +200,49 @@ def wrong_transport(log: NcclLog, *, rdma_active: bool) -> Reason | None:
     )
 
 
-def summary(log: NcclLog) -> dict[str, object]:
+def summary(log: NcclLog, *, whole: bool = True) -> dict[str, Any]:
     """
     What a run's conditions keep of a log, in plain JSON types.
+
+    Args:
+        whole: It holds the lines of all ranks. Else it has ``neighbours`` in place of ``rings``:
+            channel -> rank -> [previous, next], for :func:`joined`.
 
     Raises:
         ImportFailed: As :func:`rings`.
     """
-    used = rings(log)
+    if whole:
+        told: dict[str, Any] = {"rings": dict(Counter(map(name_of, rings(log))))}
+    else:
+        links = sorted(log.links.items())
+        told = {NEIGHBOURS: {str(c): {str(k): [*v] for k, v in of.items()} for c, of in links}}
     return {
         "version": log.version,
-        "channels": len(used),
-        "rings": dict(Counter(map(name_of, used))),
+        "channels": len(log.links),
+        **told,
         "algorithms": {str(c.bytes): f"{c.algorithm}/{c.protocol}" for c in _all_reduces(log)},
         "transports": dict(log.transports),
         "env": dict(log.env),
         "loaded": {str(graph): sorted(counts) for graph, counts in sorted(log.loaded.items())},
         "warnings": log.warnings[:10],
     }
+
+
+def joined(parts: Sequence[Mapping[str, Any]], ranks: int) -> dict[str, int]:
+    """
+    The ``rings`` of a gang whose hosts each gave a part of :func:`summary`.
+
+    Raises:
+        ImportFailed: As :func:`rings`.
+    """
+    log = NcclLog(ranks=ranks)
+    for part in parts:
+        for channel, links in part.get(NEIGHBOURS, {}).items():
+            for rank, (before, after) in links.items():
+                what = f"Ring {int(channel):02d} of rank {rank}"
+                own = log.links.setdefault(int(channel), {})
+                _put(own, int(rank), (before, after), what)
+    return dict(Counter(map(name_of, rings(log))))
 
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:

@@ -75,7 +75,7 @@ class NcclRun:
             return replace(outcome, warnings=(*outcome.warnings, *_warned(self.folder)))
         try:
             log = nccl_log.parse(_texts(self.folder))
-            proof = nccl_log.summary(log)
+            proof = nccl_log.summary(log, whole=not _is_part(cell))
             wrong = self._mismatch(log, cell)
         except ImportFailed as error:
             if self.asked is None:
@@ -132,6 +132,11 @@ def concerns(cell: Cell) -> bool:
     """Whether a cell's ranks are joined by NCCL."""
     rings_of_gpus = cell.ranks > 1 and cell.arm.ring is not None
     return rings_of_gpus or cell.case.params.get("backend") == "nccl"
+
+
+def _is_part(cell: Cell) -> bool:
+    """Whether other ranks of the gang are on other hosts."""
+    return bool(set(cell.hosts) - {cell.host})
 
 
 def needs_dump(cell: Cell) -> bool:
@@ -248,7 +253,7 @@ def prepare(
     free = cell.arm.ring in (None, rings.AUTO)
     if free and not given:
         return NcclRun(folder, variables, None, active, topology=topology)
-    if given and set(cell.hosts) - {cell.host}:
+    if given and _is_part(cell):
         raise ImportFailed(
             f"{_GRAPH_FILE}={given}: a graph file can be checked within one host only, and these "
             "ranks are on several; leave it out of env, or them out of the sweep"
