@@ -84,15 +84,18 @@ def test_without_gpus_there_is_no_table(conditions: Document) -> None:
     assert conditions_of(sweep([host()], cells)) == ""
 
 
-def test_warnings_that_differ_in_numbers_only_are_counted() -> None:
+def test_warnings_that_differ_in_one_quantity_are_told_from_the_lowest_to_the_highest() -> None:
+    """The commonest says nothing of the gravest. Numbers of GPUs are names, and are counted."""
     texts = [f"steal: the hypervisor gave {n}.0 % of the CPUs' time to others" for n in range(2, 8)]
+    texts += [f"power_capped: gpu:{n} worked at its power limit" for n in range(5)]
     cells = [
         cell("p", [reading(RATE, 1e9)], process_no=i, warnings=[w]) for i, w in enumerate(texts)
     ]
     cells += [cell("q", [reading(RATE, 1e9)], warnings=["plain words: with a colon"])]
     shown = printed(render_sweep(sweep([host()], cells)), 100).split("WARNINGS\n")[1]
     assert shown.startswith(
-        "  1 cell: steal: the hypervisor gave 2.0 % of the CPUs' time to others\n"
-        "  5 cells more: steal, with other numbers\n"
+        "  6 cells: steal: the hypervisor gave 2.0 to 7.0 % of the CPUs' time to others\n"
+        "  1 cell: power_capped: gpu:0 worked at its power limit\n"
+        "  4 cells more: power_capped, with other numbers\n"
         "  1 cell: plain words: with a colon\n"
     )

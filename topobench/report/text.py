@@ -8,6 +8,7 @@ and where the data lies. The last line is the whole sweep in one line.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -51,6 +52,8 @@ _LEGEND = (
 _UNFINISHED = frozenset({*Status} - BENIGN)
 MOST_ALIKE = 3
 """Warnings of one code that are shown one by one."""
+_QUANTITY = re.compile(r"(?<=\s)(\d+\.\d+)(?=[\s,;]|$)")
+"""A number with decimals: whole ones may be names of GPUs and ranks."""
 _UNJUDGED = "Differences between arms are judged from six blocks on (--profile full)."
 
 
@@ -177,8 +180,9 @@ def _has_arms(cells: Sequence[Document]) -> bool:
 
 def cell_warnings(cells: Sequence[Document]) -> Iterator[RenderableType]:
     """
-    Each text once; of many that differ in numbers only (one code), the commonest.
+    Each text once; of many of one code the commonest, or one from the lowest to the highest.
 
+    That is where they differ in one quantity alone.
     What every cell has tells none from another, and comes last.
     """
     every = sum(1 for c in cells if c["status"] in MEASURED or c.get("warnings"))
@@ -188,6 +192,8 @@ def cell_warnings(cells: Sequence[Document]) -> Iterator[RenderableType]:
         code = warning.partition(": ")[0]
         by_code.setdefault(code if code.isidentifier() else warning, []).append((warning, times))
     for alike in sorted(by_code.values(), key=lambda a: a[0][1] == every > 1):
+        if len(alike) > MOST_ALIKE and (ranged := _from_to([warning for warning, _ in alike])):
+            alike = [(ranged, sum(times for _, times in alike))]
         shown = alike if len(alike) <= MOST_ALIKE else alike[:1]
         for warning, times in shown:
             where = "every cell" if times == every > 1 else count(times, "cell")
@@ -195,6 +201,19 @@ def cell_warnings(cells: Sequence[Document]) -> Iterator[RenderableType]:
         if hidden := sum(times for _, times in alike[len(shown) :]):
             code = alike[0][0].partition(": ")[0]
             yield Prose(f"{count(hidden, 'cell')} more: {code}, with other numbers", style="yellow")
+
+
+def _from_to(texts: Sequence[str]) -> str | None:
+    """One text for several that are alike but for one quantity: ``gave 2.0 to 6.0 % of ...``."""
+    parts = [_QUANTITY.split(text) for text in texts]
+    if len({len(part) for part in parts}) > 1:
+        return None
+    differing = [i for i, words in enumerate(zip(*parts, strict=True)) if len({*words}) > 1]
+    if len(differing) != 1 or differing[0] % 2 == 0:  # the even ones are the words between
+        return None
+    at = differing[0]
+    values = sorted((part[at] for part in parts), key=float)
+    return "".join([*parts[0][:at], f"{values[0]} to {values[-1]}", *parts[0][at + 1 :]])
 
 
 def _next_commands(sweep: Document, cells: Sequence[Document]) -> Iterator[RenderableType]:
