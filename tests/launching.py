@@ -30,6 +30,11 @@ PROBES = {
 NONE = Binding("none")
 
 
+def marked(name: str, value: str) -> list[processes.Process]:
+    """Processes that were started with this value of a marker."""
+    return [p for p in processes.running() if processes.marker(p.pid, name) == value]
+
+
 def host(*, numactl: str | None = None, memory_policy: str = "ok") -> Host:
     topology = Topology("2026-01-01T00:00:00Z", "/", "none", "full", Machine(), Cpus())
     facts = HostFacts(
@@ -89,7 +94,7 @@ class Lab:
         return runs
 
     def alive(self) -> list[processes.Process]:
-        return processes.marked(processes.SWEEP, self.sweep)
+        return marked(processes.SWEEP, self.sweep)
 
     def assert_nothing_left(self, seconds: float = 5.0) -> None:
         until = time.monotonic() + seconds

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from launching import marked
 from topobench import processes
 from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
 from topobench.probes import binding as kernel
@@ -70,7 +71,7 @@ class Conversation:
         return message
 
     def family(self) -> list[int]:
-        return [p.pid for p in processes.marked(processes.WORKER, self.token)]
+        return [p.pid for p in marked(processes.WORKER, self.token)]
 
     def holders(self) -> list[int]:
         """Who of the family has the result pipe open."""

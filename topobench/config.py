@@ -222,13 +222,7 @@ def load(
     return _merged(path, file, fields, overrides, environ)
 
 
-def load_table(
-    path: Path,
-    table: Table,
-    *,
-    overrides: Overrides = Overrides(),
-    environ: Mapping[str, str] | None = None,
-) -> ClusterConfig:
+def load_table(path: Path, table: Table, *, overrides: Overrides = Overrides()) -> ClusterConfig:
     """
     Like :func:`load`, of keys of a cluster that stand in another file; ``kind`` is not needed.
 
@@ -238,7 +232,7 @@ def load_table(
     fields = Fields()
     values = fields.section(table.entries, KEYS)
     values.pop("kind", None)
-    return _merged(path, _renamed(values), fields, overrides, environ)
+    return _merged(path, _renamed(values), fields, overrides, None)
 
 
 def _merged(

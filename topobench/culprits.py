@@ -71,14 +71,14 @@ class Finding:
     culprits: tuple[Culprit, ...]
 
 
-def find(flows: Sequence[Flow], *, slow_ratio: float = SLOW_RATIO) -> Finding:
+def find(flows: Sequence[Flow]) -> Finding:
     """Name what explains the slow flows."""
     best_out, best_in = _best(flows, "sender"), _best(flows, "receiver")
     best = [*best_out.values(), *best_in.values()]
     if not best:
         return Finding(None, 0, ())
     typical = statistics.median(best)
-    limit = slow_ratio * typical
+    limit = SLOW_RATIO * typical
     slow = [f for f in flows if f.value < limit]
     # Sure is an end that is slow with a partner who is fast with somebody else.
     out = {f.sender for f in slow if best_out[f.sender] < limit <= best_in[f.receiver]}

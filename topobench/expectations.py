@@ -124,26 +124,17 @@ def parse(text: str, name: str) -> tuple[Expectation, ...]:
     return found
 
 
-def deviations(
-    figures: Sequence[DeviceFigure],
-    models: Mapping[str, str],
-    known: Sequence[Expectation] | None = None,
-) -> list[Deviation]:
+def deviations(figures: Sequence[DeviceFigure], models: Mapping[str, str]) -> list[Deviation]:
     """
     Figures above 1.05 x or below 0.8 x of one that is expected of their GPUs.
 
     A floor has no upper side, and what makers call possible no lower one. Arguments as
     :func:`held_against`.
     """
-    found = held_against(figures, models, known)
-    return [d for d in found if d.is_far]
+    return [d for d in held_against(figures, models) if d.is_far]
 
 
-def held_against(
-    figures: Sequence[DeviceFigure],
-    models: Mapping[str, str],
-    known: Sequence[Expectation] | None = None,
-) -> list[Deviation]:
+def held_against(figures: Sequence[DeviceFigure], models: Mapping[str, str]) -> list[Deviation]:
     """
     Every figure that something is expected of, with its share of it.
 
@@ -152,7 +143,6 @@ def held_against(
 
     Args:
         models: Model of a host's GPUs by host key; hosts with several models are left out.
-        known: Instead of the package's.
     """
     best: dict[tuple[int, str, tuple[str, ...]], tuple[DeviceFigure, Expectation]] = {}
     by_metric: dict[tuple[str, str], list[DeviceFigure]] = {}
@@ -160,7 +150,7 @@ def held_against(
         shared = figure.probe == "host_to_device" and figure.busy > 1
         if models.get(figure.host) is not None and not shared:
             by_metric.setdefault((figure.probe, figure.metric), []).append(figure)
-    for number, expectation in enumerate(load() if known is None else known):
+    for number, expectation in enumerate(load()):
         for figure in by_metric.get((expectation.probe, expectation.metric), ()):
             if not expectation.speaks_of(figure, models[figure.host]):
                 continue

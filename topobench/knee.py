@@ -10,7 +10,6 @@ range moves with its ends. numpy and scipy are imported where they are used.
 
 from __future__ import annotations
 
-import enum
 import functools
 import itertools
 import math
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from topobench.reading import CiLevel
-from topobench.stats import CONFIDENCE, Estimate, finite, known_confidence
+from topobench.stats import CONFIDENCE, Estimate, finite
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,20 +32,13 @@ MIN_BEND = 0.1
 WIDTHS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
 """Widths of a bend in octaves; 0 is a corner, 1 the bend of S / (alpha + S / beta)."""
 NEAR_PEAK = 0.95
-"""Share of the peak that still belongs to it, for both sides of a curve."""
+"""Share of the peak that still belongs to it."""
 
 _STEPS = 8
 """Bends tried between two neighbouring sizes; for the final answer, many more."""
 _FINE_STEPS = 64
 _SIMULATED = 10_000
 _SEED = 20_261_129
-
-
-class Side(enum.StrEnum):
-    """Which side of the peak is searched."""
-
-    RISING = "rising"
-    FALLING = "falling"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,41 +105,36 @@ def find_knee(
     sizes: Sequence[float],
     throughputs: Sequence[float],
     *,
-    side: Side = Side.RISING,
     level: CiLevel,
-    confidence: float = CONFIDENCE,
 ) -> Knee:
     """
-    Find the knee of a curve on one side of its peak.
+    Find where growth ends, in the part of a curve up to the last size near its peak.
 
     Args:
-        sizes: Ascending, at least :data:`MIN_POINTS` on the side searched.
+        sizes: Ascending, at least :data:`MIN_POINTS` in that part.
         throughputs: Median of each size, higher is better (of a latency, the inverse).
-        side: ``rising``: where growth ends, up to the last size near the peak; ``falling``:
-            where decline begins, from the first size near the peak.
         level: What the medians were taken over.
 
     Raises:
         ValueError: Lists of different lengths, sizes that do not ascend, or a value that is
             not above zero.
     """
-    known_confidence(confidence)
-    places, logs = _one_side(sizes, throughputs, side)
+    places, logs = _rising(sizes, throughputs)
     if len(places) < MIN_POINTS:
         return Knee(
             None,
-            f"no knee: {len(places)} size{'' if len(places) == 1 else 's'} on the {side} side; "
+            f"no knee: {len(places)} size{'' if len(places) == 1 else 's'} on the rising side; "
             f"{MIN_POINTS} are needed",
             level,
         )
-    bend = _find_bend(places, logs, confidence)
+    bend = _find_bend(places, logs)
     if bend is None:
         return Knee(None, "no knee: a straight line describes the curve as well", level)
     chord = _by_chord(places, logs, bend.place)
     against = _objection(places, bend, chord)
     lo, hi = (None if end is None else 2.0**end for end in (bend.lo, bend.hi))
     return Knee(
-        size=None if against else Estimate(2.0**bend.place, lo, hi, confidence),
+        size=None if against else Estimate(2.0**bend.place, lo, hi),
         reason=against or "both methods agree within one step of the sizes",
         level=level,
         by_chord=None if chord is None else 2.0**chord,
@@ -158,10 +145,10 @@ def find_knee(
     )
 
 
-def _one_side(
-    sizes: Sequence[float], throughputs: Sequence[float], side: Side
+def _rising(
+    sizes: Sequence[float], throughputs: Sequence[float]
 ) -> tuple[tuple[float, ...], list[float]]:
-    """Base-2 logarithms of the points on one side, the neighbourhood of the peak included."""
+    """Base-2 logarithms of the points up to the peak, its neighbourhood included."""
     if len(sizes) != len(throughputs):
         raise ValueError(f"{len(sizes)} sizes and {len(throughputs)} throughputs")
     sizes = finite(sizes, "sizes", positive=True)
@@ -169,12 +156,11 @@ def _one_side(
     if any(x >= y for x, y in itertools.pairwise(sizes)):
         raise ValueError("sizes must ascend, each only once")
     needed = NEAR_PEAK * max(throughputs)
-    high = [i for i, y in enumerate(throughputs) if y >= needed]
-    kept = slice(high[-1] + 1) if side is Side.RISING else slice(high[0], None)
-    return tuple(map(math.log2, sizes[kept])), list(map(math.log2, throughputs[kept]))
+    count = 1 + max(i for i, y in enumerate(throughputs) if y >= needed)
+    return tuple(map(math.log2, sizes[:count])), list(map(math.log2, throughputs[:count]))
 
 
-def _find_bend(places: tuple[float, ...], logs: Sequence[float], confidence: float) -> _Bend | None:
+def _find_bend(places: tuple[float, ...], logs: Sequence[float]) -> _Bend | None:
     """The best bend, upwards or downwards, if it is real."""
     import numpy as np
     from scipy.special import fdtri
@@ -194,7 +180,7 @@ def _find_bend(places: tuple[float, ...], logs: Sequence[float], confidence: flo
     place = float(fine.tried[best])
     before, turn = _slopes(places, y, place, WIDTHS[width])
     error = max(total - float(gains.max()), floor) / free
-    needed = float(gains.max()) - error * float(fdtri(1, free, confidence))
+    needed = float(gains.max()) - error * float(fdtri(1, free, CONFIDENCE))
     inside = np.flatnonzero(gains.max(axis=0) >= needed)
     lo = float(fine.tried[inside[0] - 1]) if inside[0] > 0 else None
     hi = float(fine.tried[inside[-1] + 1]) if inside[-1] < len(fine.tried) - 1 else None

@@ -97,15 +97,6 @@ def marker(pid: int, name: str) -> str | None:
     return None
 
 
-def marked(name: str, value: str | None = None) -> list[Process]:
-    """Processes started with the marker, of any value if none is given."""
-    return [
-        p
-        for p in running()
-        if (found := marker(p.pid, name)) is not None and value in (None, found)
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class Family:
     """

@@ -91,7 +91,7 @@ def _target(node: Mapping[str, Any], request: HostRequest) -> Target:
     return Target(node["NodeID"], address, name, replace(request, address=address))
 
 
-def check_reachable(address: str, *, seconds: float = REACH_SECONDS) -> None:
+def check_reachable(address: str) -> None:
     """
     Whether anybody listens where a Ray head should be; Ray itself would try for minutes.
 
@@ -103,7 +103,7 @@ def check_reachable(address: str, *, seconds: float = REACH_SECONDS) -> None:
     """
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_SECONDS).close()
     except (OSError, ValueError) as error:
         raise AgentError(
             f"nobody answers at {address} ({getattr(error, 'strerror', None) or error}); is that "

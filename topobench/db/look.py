@@ -16,6 +16,7 @@ from topobench.db.verdicts import standing
 from topobench.verdict_words import OVERALL, Level, worst
 
 Document = dict[str, Any]
+_HOST_SWEEPS = 30
 
 
 def check_keys(store: Store, sweep: str | None = None) -> None:
@@ -186,9 +187,9 @@ def host_level(checks: Sequence[tuple[str, str]]) -> str:
     return str(worst([Level(level) for _, level in checks]))
 
 
-def host_sweeps(store: Store, cluster: str, host: str, limit: int = 30) -> list[Document]:
+def host_sweeps(store: Store, cluster: str, host: str) -> list[Document]:
     """
-    The newest sweeps that a host took part in; those whose date lies ahead come last.
+    The newest 30 sweeps that a host took part in; those whose date lies ahead come last.
 
     Keys: id, status, profile, started_at, ended_at, synthetic, counts (cells of the host that
     ran, by status).
@@ -205,7 +206,7 @@ def host_sweeps(store: Store, cluster: str, host: str, limit: int = 30) -> list[
             )
             .where(h.c.key == host, c.c.name == cluster)
             .order_by(*newest_first())
-            .limit(limit)
+            .limit(_HOST_SWEEPS)
         )
         rows = connection.execute(query).all()
         counts = _ran(connection, [r.id for r in rows], rows[0].host_id) if rows else {}

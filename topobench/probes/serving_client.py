@@ -145,9 +145,9 @@ class Client:
         """
         await self._exchange(served, prompt, lambda _: None)
 
-    async def get(self, path: str, *, most_bytes: int = _FACT_BYTES) -> tuple[int, str]:
+    async def get(self, path: str) -> tuple[int, str]:
         """Status and text of a plain page, cut at a length."""
-        page = _Page(most_bytes)
+        page = _Page(_FACT_BYTES)
         request = _head("GET", path, self._pool.address, self.target) + "\r\n"
         await self._pool.exchange(request.encode(), page, self.target.timeout_seconds)
         return page.status, page.data.decode("utf-8", errors="replace")

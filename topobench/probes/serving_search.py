@@ -204,9 +204,9 @@ class Search:
         return max(1.0, math.floor(load) if down else float(round(load)))
 
 
-def upper_share(over: int, n: int, confidence: float = 0.95) -> float:
+def upper_share(over: int, n: int) -> float:
     """
-    Upper bound of the share of requests that are over a limit, of ``over`` seen in ``n``.
+    Upper bound at 95 % of the share of requests that are over a limit, of ``over`` seen in ``n``.
 
     Exact (Clopper and Pearson), by bisection of the binomial distribution.
     """
@@ -215,7 +215,7 @@ def upper_share(over: int, n: int, confidence: float = 0.95) -> float:
     low, high = over / n, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        if _at_most(over, n, middle) > 1 - confidence:
+        if _at_most(over, n, middle) > 0.05:
             low = middle
         else:
             high = middle

@@ -124,11 +124,6 @@ class Section:
     title: str
     parts: Sequence[Part] = field(default_factory=tuple)
 
-    @property
-    def is_missing(self) -> bool:
-        """Whether all it says is what is not there."""
-        return all(isinstance(p, Missing) for p in self.parts)
-
 
 def kind_of(part: Part) -> str:
     """The word by which a template chooses how to write a part."""

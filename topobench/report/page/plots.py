@@ -13,7 +13,6 @@ PALETTE = (
 )  # fmt: skip
 GREY = "#7d8896"
 CEILING = "#d7263d"
-DASHES = ("solid", "dot", "dash", "dashdot")
 _MANY_COLUMNS = 10
 _LEAST_PERCENT = 1.0
 _HEAT = [[0.0, "#ea8a8f"], [0.4, "#f3cf8e"], [0.75, "#c5dfa4"], [1.0, "#7cc79a"]]
@@ -205,12 +204,12 @@ def count_axis(values: Sequence[float], title: str) -> dict[str, Any]:
     }
 
 
-def axis(title: str, *, log: bool = False, zero: bool = True) -> dict[str, Any]:
-    """An axis of a quantity."""
+def axis(title: str, *, log: bool = False) -> dict[str, Any]:
+    """An axis of a quantity; it begins at zero where it is linear."""
     found: dict[str, Any] = {"title": {"text": title}}
     if log:
         found |= {"type": "log", "dtick": "D2", "exponentformat": "none"}
-    elif zero:
+    else:
         found["rangemode"] = "tozero"
     return found
 
