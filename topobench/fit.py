@@ -31,6 +31,8 @@ Point = tuple[K, tuple[int, int], int, float]
 
 _HUBER = 1.345
 """Residuals beyond this many spreads count less; 95 % efficient with normal noise."""
+_NEAR_HALF = 0.05
+"""A size that is this near to half of a bandwidth neither reaches nor misses it."""
 _MAD_TO_SIGMA = 1.4826
 _MAX_ROUNDS = 200
 
@@ -66,7 +68,8 @@ class AlphaBeta:
         beta_bytes_per_second: Bandwidth at infinite size. The upper end is None where the
             sizes are too small to bound it.
         n_half_bytes: alpha x beta, the size at which half of beta is reached; None where no
-            alpha was seen, and without ends where alpha or beta lacks one.
+            alpha was seen or a size that was measured says otherwise, and without ends where
+            alpha or beta lacks one.
         level: ``within`` one process, or ``between`` the fits of several.
         n: Points, or fits if ``between``.
         residual_ratio: Robust spread of the points about the line, relative.
@@ -130,11 +133,12 @@ def fit_alpha_beta(
         raise ValueError("times do not grow with size; there is no bandwidth to fit")
     quantile = float(stdtrit(line.free, (1 + confidence) / 2))
     alpha, beta = _alpha(line, quantile, confidence), _beta(line, quantile, confidence)
+    half = _n_half(line, quantile, alpha, beta)
     worst = int(np.argmax(np.abs(line.residuals)))
     return AlphaBeta(
         alpha_seconds=alpha,
         beta_bytes_per_second=beta,
-        n_half_bytes=_n_half(line, quantile, alpha, beta),
+        n_half_bytes=half if half and _is_half(half.value, x / t * line.slope, x) else None,
         level=CiLevel.WITHIN,
         n=len(t),
         residual_ratio=line.spread,
@@ -318,6 +322,13 @@ def _n_half(line: _Line, quantile: float, alpha: Estimate, beta: Estimate) -> Es
     )
     factor = math.exp(quantile * math.sqrt(max(float(variance), 0.0)))
     return Estimate(value, value / factor, value * factor, alpha.confidence)
+
+
+def _is_half(half_bytes: float, shares: NDArray[np.float64], sizes: NDArray[np.float64]) -> bool:
+    """Whether all sizes up to it reach less than half of beta, and all from it on more."""
+    too_fast = (sizes <= half_bytes) & (shares > (1 + _NEAR_HALF) / 2)
+    too_slow = (sizes >= half_bytes) & (shares < (1 - _NEAR_HALF) / 2)
+    return not (too_fast | too_slow).any()
 
 
 def _between(values: Sequence[float], confidence: float) -> Estimate:

@@ -145,7 +145,8 @@ def lines(cells: Sequence[Cell], places: Places) -> Facts:
     lead = (
         "time = alpha + size / beta, fitted over the sizes; beta is the bandwidth of the payload. "
         "Farthest off: the size whose time lies farthest from the line; where it is far, a "
-        "protocol changes and the line is not the curve."
+        "protocol changes and the line is not the curve: neither alpha nor beta is what any size "
+        "gets. Half of beta is not told where a measured size says otherwise."
     )
     return Facts("Fixed cost and bandwidth", lead, heads, rows, "alpha-beta")
 
