@@ -339,6 +339,7 @@ def test_its_report_fits_and_names_both_gpus() -> None:
         *("2x NVIDIA H200", "279 ok, 8 not applicable", "286.78", "NV18", "1.67x"),
         *("took 10 min 39 s", "at least 250.81 GiB memory"),
         "no GPU loses more than 5.0 % while all are busy",
+        "at_once all: each GPU has a model of its own, and the tokens of all of them are added up.",
         "      6  host_to_device, kernel_launch       this host shows one NUMA node, so",
         "ranks  arm                   8 KiB   128 MiB\n",
     ):

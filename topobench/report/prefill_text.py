@@ -34,6 +34,7 @@ MEANING = (
     "the ceilings of this sweep: launching kernels takes longer than their arithmetic until, "
     "memory takes longer until, attention is a quarter of the arithmetic from."
 )
+ADDED = "at_once all: each GPU has a model of its own, and the tokens of all of them are added up."
 
 
 def knees_section(cells: Sequence[Cell], places: Places) -> Iterator[RenderableType]:
@@ -46,6 +47,7 @@ def knees_section(cells: Sequence[Cell], places: Places) -> Iterator[RenderableT
     yield Sheet(COLUMNS, rows[:MOST_ROWS])
     if len(rows) > MOST_ROWS:
         yield Prose(f"{count(len(rows) - MOST_ROWS, 'curve')} more; query knee has them all")
+    yield from (Prose(text, style="dim") for text in remarks(found))
     reasons: dict[str, int] = {}
     for curve in found:
         if curve.knee.size is None:
@@ -53,6 +55,12 @@ def knees_section(cells: Sequence[Cell], places: Places) -> Iterator[RenderableT
             reasons[reason] = reasons.get(reason, 0) + 1
     for reason, times in reasons.items():
         yield Prose(f"no knee in {count(times, 'curve')}: {reason}", style="dim")
+
+
+def remarks(found: Sequence[Curve]) -> Iterator[str]:
+    """Whose tokens a curve counts, where several GPUs are not one model."""
+    if any(curve.param("at_once") == "all" and curve.n_devices > 1 for curve in found):
+        yield ADDED
 
 
 def knee_rows(

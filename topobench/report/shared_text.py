@@ -37,7 +37,9 @@ MEANING = (
     "of one GPU by the GPUs, and the all-reduces by the line that this sweep measured between "
     "the same GPUs."
 )
-TOGETHER = "one GPU was measured while the others did the same, each by itself"
+TOGETHER = (
+    "one GPU was measured while the others did the same, each by itself: the slowest of them counts"
+)
 
 
 def shared_section(cells: Sequence[Cell], places: Places) -> Iterator[RenderableType]:

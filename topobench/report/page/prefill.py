@@ -10,7 +10,7 @@ from topobench.prefill_curves import Curve
 from topobench.report import bindings_text, shared_text
 from topobench.report.page import plots
 from topobench.report.page.parts import Figure, Head, Paragraph, Part, Table
-from topobench.report.prefill_text import COLUMNS, MEANING, knee_rows
+from topobench.report.prefill_text import COLUMNS, MEANING, knee_rows, remarks
 from topobench.report.records import Places
 from topobench.report.safe import clean
 
@@ -45,7 +45,8 @@ def prefill(name: str, cells: Sequence[Cell], places: Places) -> Iterator[Part]:
         },
         table=_table(shown, lengths),
     )
-    yield Paragraph(MEANING, "dim")
+    for words in (*remarks(curves), MEANING):
+        yield Paragraph(words, "dim")
     heads = [Head(c.name, c.number) for c in COLUMNS]
     rows = [
         [*row, curve.knee.reason]
