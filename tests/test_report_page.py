@@ -23,7 +23,7 @@ from topobench import cli
 from topobench.db.store import Store
 from topobench.errors import UsageError
 from topobench.reading import Scalar
-from topobench.report.page import Sight, collectives, plots, render_report
+from topobench.report.page import Sight, collectives, plots, readings, render_report
 from topobench.report.page.page import asset
 from topobench.report.page.parts import Figure
 from topobench.report.records import Places
@@ -199,6 +199,25 @@ def test_a_pair_that_copies_both_ways_has_its_figure_in_both_fields() -> None:
     both = found["GPU to GPU: read, both ways, P2P on"]
     assert both[0][2] == both[1][1]
     assert float(both[0][2]) > 700
+
+
+def test_at_a_glance_all_gpus_of_a_host_stand_for_it_not_its_fastest_pair() -> None:
+    gpus = [documents.gpu_uuid("gpu01", index) for index in range(4)]
+    cells = [
+        documents.cell(
+            "all_reduce",
+            [documents.reading("busbw_bytes_per_second", speed)],
+            params={"bytes": 1 << 27, "ranks": ranks},
+            devices=gpus[:ranks],
+            ranks=ranks,
+        )
+        for ranks, speed in ((2, 92e9), (4, 21e9))
+    ]
+    (card,) = readings.glance(cells, Places.of([documents.host(gpus=4)]))
+    assert (card["what"], card["value"]) == ("all-reduce bus bandwidth", "21.00 GB/s")
+    assert card["note"] == "128 MiB, 4 ranks, arm none"
+    (card,) = readings.glance(cells[:1], Places.of([documents.host(gpus=4)]))
+    assert card["value"] == "92.00 GB/s"
 
 
 def test_the_roofline_is_made_of_measured_roofs(rich: tuple[str, Sight]) -> None:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from topobench.fits import ALL_REDUCE
 from topobench.reading import MEASURED
 from topobench.report import figures
 from topobench.report.notes import environments
@@ -20,7 +21,7 @@ _MOST_ROWS = 2000
 _MANY_ROWS = 40
 _GLANCES: tuple[tuple[str, str, Mapping[str, str], str], ...] = (
     ("host_to_device", "bandwidth_bytes_per_second", {"direction": "h2d"}, "host to device, peak"),
-    ("all_reduce", "busbw_bytes_per_second", {}, "all-reduce bus bandwidth"),
+    (ALL_REDUCE, "busbw_bytes_per_second", {}, "all-reduce bus bandwidth"),
     ("gemm", "flop_per_second", {}, "matrix products, best type"),
     ("device_memory", "bandwidth_bytes_per_second", {}, "GPU memory"),
     ("host_memory", "bandwidth_bytes_per_second", {}, "host memory, best node"),
@@ -39,10 +40,18 @@ def glance(cells: Sequence[Cell], places: Places) -> list[dict[str, str]]:
             for c in cells
             if c["probe"] == probe and all(c["params"].get(k) == v for k, v in params.items())
         ]
+        if probe == ALL_REDUCE:
+            own = _without_parts(own)
         kept = _each_gpu_or_whole(own, places, metric)
         if kept:
             found.append(_card(kept, metric, label))
     return found
+
+
+def _without_parts(cells: Sequence[Cell]) -> list[Cell]:
+    """Without gangs of some of the GPUs of a larger one: a near pair says nothing of the host."""
+    gangs = {frozenset(c["devices"]) for c in cells}
+    return [c for c in cells if not any(frozenset(c["devices"]) < gang for gang in gangs)]
 
 
 def _each_gpu_or_whole(cells: Sequence[Cell], places: Places, metric: str) -> list[Record]:
@@ -85,6 +94,7 @@ def _where(record: Record) -> str:
     words += [str(at[k]) for k in ("dtype", "op", "mode") if at.get(k)]
     ranks = at.get("tensor_parallel") or 1
     words += [f"{ranks} GPUs"] if ranks != 1 else []
+    words += [f"{at['ranks']} ranks"] if at.get("ranks") else []
     return ", ".join([*words, f"arm {at[ARM]}"] if at.get(ARM) else words)
 
 
