@@ -6,7 +6,8 @@
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
 -- The ceiling stands beside each reading: what links and memory can do at most, by discovery.
--- median: share of the ceiling, over all devices of the cluster and SKU, the best chunk of each.
+-- of_ceiling_ratio: median over all devices of the cluster and SKU, of each its best chunk and way;
+-- n: the samples of these.
 WITH measured AS (
     SELECT
         v.*, CASE WHEN better = 1 THEN median / ceiling ELSE ceiling / median END AS share
@@ -14,15 +15,18 @@ WITH measured AS (
     WHERE ceiling > 0 AND median > 0 AND better <> 0 AND coalesce(rank, -1) < 0
         AND measured_at >= :since AND cluster LIKE :cluster AND probe LIKE :probe
         AND source LIKE :source
-), best AS (
+), rated AS (
     SELECT
-        cluster, sku, host_key, devices, probe, direction, memory, dtype, op, arm, n_ranks,
-        metric, point, source, synthetic, max(share) AS share, sum(n) AS n,
-        min(measured_unix_seconds) AS oldest
+        measured.*,
+        row_number() OVER (
+            PARTITION BY
+                cluster, sku, host_key, devices, probe, direction, memory, dtype, op, arm, n_ranks,
+                metric, point, source, synthetic
+            ORDER BY share DESC, case_id
+        ) AS choice
     FROM measured
-    GROUP BY
-        cluster, sku, host_key, devices, probe, direction, memory, dtype, op, arm, n_ranks,
-        metric, point, source, synthetic
+), best AS (
+    SELECT * FROM rated WHERE choice = 1
 ), placed AS (
     SELECT
         best.*,
@@ -51,7 +55,7 @@ SELECT
         THEN share END) AS ci_hi,
     CASE WHEN n_all >= 6 THEN 'between' END AS ci_level,
     min(share) AS lowest_ratio, max(share) AS highest_ratio,
-    :now - min(oldest) AS age_seconds, source, synthetic
+    :now - min(measured_unix_seconds) AS age_seconds, source, synthetic
 FROM placed
 GROUP BY
     cluster, sku, probe, direction, memory, dtype, op, arm, n_ranks, metric, point, n_all,
