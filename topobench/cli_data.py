@@ -248,7 +248,8 @@ def db_check(*, store: StoreOption = None, output: FormatOption = Format.TABLE) 
     Look through the whole database for what a hand wrote and topobench would not.
 
     Values that are not of their column, and keys that lead to no row, which leave rows out of
-    every answer. PostgreSQL takes neither.
+    every answer: PostgreSQL takes neither. On both engines keys that lead to a wrong row, where
+    another row says so.
 
     \b
     Example:

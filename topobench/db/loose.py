@@ -1,6 +1,8 @@
 """
 Finds rows whose keys lead nowhere: joins leave them out of answers without a word.
 
+Keys that lead to a wrong row are found beside them (:mod:`contradictions`).
+
 SQLite keeps whatever a hand writes into a key; PostgreSQL takes none. To look through a whole
 store of a million readings takes a second, so answers look at what they rest on: tables that stay
 small, and of runs the newest, and those of the sweep that is told of. What was looked at is not
@@ -17,7 +19,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Table
 
-from topobench.db import schema
+from topobench.db import contradictions, schema
 from topobench.db.stray_words import Stray
 
 RUNS, SWEEPS = 10_000, 5
@@ -85,6 +87,12 @@ def _look(connection: Connection, sweep_id: int | None) -> None:
             found = next(_loose_of(connection, table, limits, sweep_id), None)
             if found is not None:
                 raise found.error(connection)
+    wrong = contradictions.cheap(
+        connection, lambda name: _limits(schema.metadata.tables[name], within), sweep_id
+    )
+    found = next(wrong, None)
+    if found is not None:
+        raise found.error(connection)
 
 
 def _state(file: str) -> _State | None:
@@ -117,9 +125,9 @@ _TABLES = [t for t in schema.metadata.sorted_tables if t.foreign_keys]
 
 
 def _limits(table: Table, within: Mapping[str, str]) -> str:
-    """Which rows of a table, as the beginning of a condition."""
+    """Which rows of a table, as a condition; empty for all of them."""
     kind = next((k for k in (table.name, *table.c.keys()) if k in within), None)
-    return "" if kind is None else f"({within[kind]}) AND "
+    return "" if kind is None else within[kind]
 
 
 def _loose_of(
@@ -127,12 +135,13 @@ def _loose_of(
 ) -> Iterator[Stray]:
     given = {"id": sweep_id}
     conditions = _nowhere(table.name)
-    anywhere = f"{limits}({' OR '.join(conditions.values())})"
+    within = f"({limits}) AND " if limits else ""
+    anywhere = f"{within}({' OR '.join(conditions.values())})"
     if connection.exec_driver_sql(f"SELECT 1 FROM {table.name} WHERE {anywhere}", given).first():
         for name, condition in conditions.items():
             keys = list(table.primary_key.columns.keys())
             shown = ", ".join(f'"{column}"' for column in (*keys, name))
-            query = f"SELECT {shown} FROM {table.name} WHERE {limits}{condition} LIMIT 1"
+            query = f"SELECT {shown} FROM {table.name} WHERE {within}{condition} LIMIT 1"
             row = connection.exec_driver_sql(query, given).first()
             if row is not None:
                 yield _told(connection, table, name, dict(zip(keys, row, strict=False)), row[-1])

@@ -13,6 +13,7 @@ from topobench.errors import StoreError
 
 _LONGEST = 40
 _ADVICE = "topobench did not write that: put it right, or restore a copy from before it was edited"
+CONTRADICTS = f"one of the two rows was edited: {_ADVICE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Stray:
         value: What stands there, as text.
         belongs: What should: ``a number``.
         rows: How many rows have one.
+        advice: What to do.
     """
 
     table: str
@@ -33,13 +35,14 @@ class Stray:
     value: str
     belongs: str
     rows: int
+    advice: str = _ADVICE
 
     def __str__(self) -> str:
         place = ", ".join(f"{name} {value}" for name, value in self.row.items())
         more = "" if self.rows == 1 else f" (in {self.rows} rows)"
         return (
             f"table {self.table}, row {place}, column {self.column} holds "
-            f"{self.value[:_LONGEST]!r} where {self.belongs} belongs{more}; {_ADVICE}"
+            f"{self.value[:_LONGEST]!r} where {self.belongs} belongs{more}; {self.advice}"
         )
 
     def error(self, connection: Connection) -> StoreError:

@@ -19,7 +19,9 @@ from sqlalchemy import Connection, Table
 
 from topobench.db import schema
 from topobench.db.columns import JsonText, UtcTime
+from topobench.db.contradictions import contradictions
 from topobench.db.engine import make_engine, parse_url, reading, sqlite_path
+from topobench.db.identities import identities
 from topobench.db.loose import loose
 from topobench.db.stray_words import Stray
 from topobench.errors import StoreError
@@ -46,7 +48,9 @@ def all_strays(connection: Connection) -> list[Stray]:
     """Everything in a store that topobench did not write, by table and column."""
     keys = list(loose(connection))
     told = {(s.table, s.column) for s in keys}
-    return keys + [s for s in values(connection) if (s.table, s.column) not in told]
+    strange = [s for s in values(connection) if (s.table, s.column) not in told]
+    spoilt = {s.table for s in (*keys, *strange)}
+    return [*keys, *strange, *contradictions(connection), *identities(connection, spoilt)]
 
 
 def check_whole(connection: Connection) -> None:

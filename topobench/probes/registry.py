@@ -11,7 +11,7 @@ import functools
 import importlib
 
 from topobench.errors import UsageError
-from topobench.probes.metrics import COMMON
+from topobench.probes.metrics import COMMON, LOCALITY
 from topobench.probes.protocol import Probe
 from topobench.reading import Metric
 
@@ -78,6 +78,27 @@ def metric(probe: str, name: str) -> Metric | None:
     except UsageError:
         declared = ()
     return next((m for m in (*declared, *COMMON) if m.name == name), None)
+
+
+def is_foreign(probe: str, version: int, name: str) -> bool:
+    """
+    Whether a metric is surely another probe's.
+
+    Nothing is sure of probes, versions and metrics that nobody here declares.
+    """
+    try:
+        known = load(probe)
+    except UsageError:
+        return False
+    if known.version != version or getattr(known, "own_metrics", False):
+        return False
+    return name in _declared() and name not in {m.name for m in (*known.metrics, LOCALITY)}
+
+
+@functools.cache
+def _declared() -> frozenset[str]:
+    """Metrics of all our probes, by name."""
+    return frozenset(m.name for probe in PROBES for m in load(probe).metrics)
 
 
 @functools.cache
