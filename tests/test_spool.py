@@ -13,8 +13,9 @@ import pytest
 
 from postgres import Server
 from storing import at, begin, cell, count, host, new_id, reading, run
+from topobench import cli
 from topobench.db.recorder import Recorder
-from topobench.db.spool import Spool, import_spool, problems_told
+from topobench.db.spool import END_SCHEDULE, FOLDER, Spool, import_spool, problems_told
 from topobench.db.store import Store
 from topobench.errors import StoreError, StoreUnreachable
 from topobench.reading import Status
@@ -309,3 +310,87 @@ def test_a_server_that_is_away_from_the_start_is_no_reason_not_to_measure(
     with Store.open(postgres_url) as store:
         assert import_spool(store, folder).stored == 1
         assert store.sweep_document(sweep)["sweep"]["status"] == "done"
+
+
+def left_behind(url: str, folder: Path) -> str:
+    """A sweep of one run that could not reach its store; its UUID."""
+    planned = cell()
+    sweep = new_id()
+    start: dict[str, Any] = {
+        "cluster": "lab",
+        "profile": "quick",
+        "trigger": "manual",
+        "seed": 1,
+        "tool_version": "0.1.0",
+        "started_at": at(0),
+    }
+    with Spool(folder, sweep, url=url) as spool:
+        spool.append("begin_sweep", {"id": sweep, **start, "hosts": [host()], "cells": [planned]})
+        spool.append("put_run", {"run": run(planned, reading(1.0))})
+        spool.append("end_sweep", {"id": sweep, "status": "done", "ended_at": at(60)})
+    return sweep
+
+
+def test_the_next_sweep_brings_in_what_an_earlier_one_left(
+    store_url: str, folder: Path, tmp_path: Path
+) -> None:
+    """Of this store alone and once; what a living sweep writes and a fleet judges is left."""
+    sweep = left_behind(store_url, folder)
+    other = left_behind(f"sqlite:///{tmp_path}/other.db", folder)
+    with Spool(folder, f"{sweep}-schedule", url=store_url) as spool:
+        spool.append(END_SCHEDULE, {"cluster": "lab", "schedule": "nightly", "sweep": sweep})
+    living = Spool(folder, new_id(), url=store_url)
+    living.append("resume_sweep", {"id": sweep, "driver": None})
+    warned: list[str] = []
+    with Recorder.open(store_url, folder=folder, warn=warned.append) as recorder, living:
+        recorder.bring_in_earlier()
+        assert recorder.sweep_document(sweep)["counts"] == {"ok": 1}
+        recorder.bring_in_earlier()
+        assert recorder.sweep_document(sweep)["sweep"]["status"] == "done"
+        assert sorted(f.name[:8] + f.suffix for f in folder.iterdir()) == sorted(
+            [
+                *(f"{sweep[:8]}.imported", f"{sweep[:8]}.jsonl", f"{other[:8]}.jsonl"),
+                f"{living._name[:8]}.part",
+            ]
+        )
+    assert warned == [
+        f"a run of earlier sweeps came in from {folder}; `topobench query sweeps` lists all sweeps"
+    ]
+
+
+def test_a_broken_file_of_an_earlier_sweep_is_told_and_stays(url: str, folder: Path) -> None:
+    """Not every time: it is tried again after a day."""
+    left_behind(url, folder)
+    (file,) = folder.iterdir()
+    file.write_text(file.read_text() + "{}\n")
+    warned: list[str] = []
+    for _ in range(2):
+        with Recorder.open(url, folder=folder, warn=warned.append) as recorder:
+            recorder.bring_in_earlier()
+            assert recorder.sweep_document()["counts"] == {"ok": 1}
+    assert names(folder) == [".jsonl", ".problems"]
+    assert len(warned) == 2
+    assert "not all that earlier sweeps spooled came in, and it stays there: " in warned[1]
+    assert f"{file}:5: " in warned[1]
+
+
+def test_a_store_in_memory_takes_nothing_from_the_spool(folder: Path) -> None:
+    """It would end with the command."""
+    left_behind("sqlite:///:memory:", folder)
+    with Recorder.open("sqlite:///:memory:", folder=folder, warn=lambda _: None) as recorder:
+        recorder.bring_in_earlier()
+    assert names(folder) == [".jsonl"]
+
+
+def test_probe_knows_a_sweep_that_was_spooled(
+    sqlite_store_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is brought in first; here nothing is left to run of it."""
+    monkeypatch.chdir(tmp_path)
+    sweep = left_behind(sqlite_store_url, Path(FOLDER))
+    assert cli.main(["probe", "--resume", "latest", "--store", sqlite_store_url]) == 2
+    assert f"sweep {sweep[:8]} has nothing left to run" in capsys.readouterr().err
+    assert names(Path(FOLDER)) == [".imported"]

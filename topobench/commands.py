@@ -61,6 +61,7 @@ def probe(
     resume: str | None = None,
     like: str | None = None,
     trigger: str = "manual",
+    bring_in: bool = True,
 ) -> Outcome:
     """
     Run one sweep.
@@ -69,6 +70,7 @@ def probe(
         console: Where progress goes (standard error); None for none.
         resume: Id, unique prefix or ``latest``: run again what did not end well there.
         like: The same of a sweep whose cells are repeated as a new sweep.
+        bring_in: Bring in first what earlier sweeps spooled; a fleet did.
     """
     if resume is not None and like is not None:
         raise UsageError("--resume goes on with a sweep, --like repeats one: give one of them")
@@ -78,6 +80,8 @@ def probe(
     check_selection(config)
     warnings: list[str] = []
     with Signals() as signals, Recorder.open(config.store, warn=warnings.append) as store:
+        if bring_in:
+            store.bring_in_earlier()
         if resume is None:
             sweep_id, failures = _new_sweep(config, store, signals, console, trigger, like)
         else:

@@ -303,7 +303,8 @@ def _kept(ran: Ran, tried_at: datetime.datetime, findings: Mapping[str, str]) ->
 
 def _swept(ran: Ran, trigger: str, console: Console | None) -> Ran:
     try:
-        outcome = commands.probe(ran.schedule.config, console=console, trigger=trigger)
+        config = ran.schedule.config
+        outcome = commands.probe(config, console=console, trigger=trigger, bring_in=False)
     except TopobenchError as error:
         return failed(ran, error, check=False)
     except Exception:  # a fault with one cluster must not cost the others their night

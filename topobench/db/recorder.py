@@ -17,14 +17,24 @@ from types import TracebackType
 from typing import Any
 
 from topobench.db.columns import now_text
-from topobench.db.engine import mask_url, parse_url
-from topobench.db.spool import FOLDER, Spool, import_files, perform
+from topobench.db.engine import mask_url, parse_url, sqlite_path
+from topobench.db.spool import (
+    FOLDER,
+    Imported,
+    Spool,
+    files_for,
+    import_files,
+    perform,
+    schedule_told,
+)
 from topobench.db.store import Store
 from topobench.db.writer import Stored
 from topobench.errors import StoreError, StoreUnreachable
 from topobench.host import Host
 from topobench.reading import Cell, Run
 
+_SHOWN = 3
+"""Problems of a spool that are told."""
 _Call = tuple[str, dict[str, Any] | bytes]
 """A call of the writer; the arguments of ``put_run`` are packed."""
 
@@ -58,7 +68,7 @@ class Recorder:
         Raises:
             StoreError: The store is there, but not usable (see :meth:`Store.open`).
         """
-        if parse_url(url).database == ":memory:":
+        if not _is_kept(url):
             warn(f"not_kept: {url} is no file: what it holds ends with this command")
         try:
             return cls(url, Store.open(url), folder, warn)
@@ -94,6 +104,32 @@ class Recorder:
     def url(self) -> str:
         """The URL of the store with its password masked."""
         return mask_url(self._url)
+
+    def bring_in_earlier(self) -> None:
+        """
+        Bring in what earlier sweeps of this folder left in the spool for this store.
+
+        What a living sweep writes to, or another import works at, is left; so are the ends of a
+        fleet's nights, which the fleet judges.
+        """
+        if self._store is None or not _is_kept(self._url):
+            return
+        files = [f for f in files_for(self._folder, self._url) if schedule_told(f) is None]
+        try:
+            found = import_files(self._store, self._folder, files) if files else Imported()
+        except StoreError as error:
+            self._warn(f"{error}; what earlier sweeps spooled is safe: {self._advice()}")
+            return
+        if found.stored:
+            runs = "a run" if found.stored == 1 else f"{found.stored} runs"
+            self._warn(
+                f"{runs} of earlier sweeps came in from {self._folder}; `topobench query sweeps` "
+                "lists all sweeps"
+            )
+        if found.problems:
+            more = len(found.problems) - _SHOWN
+            told = "; ".join(found.problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+            self._warn(f"not all that earlier sweeps spooled came in, and it stays there: {told}")
 
     def begin_sweep(self, *, id: str, **start: Any) -> None:
         """As :meth:`Store.begin_sweep`."""
@@ -241,7 +277,7 @@ class Recorder:
             self._warn(f"{error}; the results are safe in {self._folder}: {self._advice()}")
             return
         if imported.problems:
-            self._warn("; ".join(imported.problems[:3]))
+            self._warn("; ".join(imported.problems[:_SHOWN]))
             return
         if imported.busy:
             self._warn(
@@ -253,7 +289,14 @@ class Recorder:
         self._warn(f"the store is back: {imported.stored} runs were brought in from the spool")
 
     def _advice(self) -> str:
-        return f"bring them in with `topobench db import {self._folder} --store {self.url}`"
+        command = f"topobench db import {self._folder} --store {self.url}"
+        return f"the next sweep here brings them in, as does `{command}`"
+
+
+def _is_kept(url: str) -> bool:
+    """Whether a store outlives this process."""
+    parsed = parse_url(url)
+    return parsed.drivername != "sqlite" or sqlite_path(parsed) is not None
 
 
 def _packed(data: Mapping[str, Any]) -> bytes:
