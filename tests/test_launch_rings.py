@@ -79,6 +79,7 @@ def run(lab: Lab, *cells: Cell, on: Host | None = None) -> list[Run]:
         ("identity", "0-1-2-3"),
         ("worst", "0-2-1-3"),
         ("0-3-1-2", "0-3-1-2"),
+        ("0-1-3-2", "0-1-3-2"),
     ],
 )
 def test_the_ring_used_is_the_ring_asked_for_and_proven(lab: Lab, ring: str, order: str) -> None:
@@ -170,6 +171,31 @@ def test_nccls_own_graph_is_not_the_file_of_the_user(lab: Lab, tmp_path: Path) -
     assert not (tmp_path / "nccl.log").exists()
 
 
+def test_a_graph_file_of_the_user_gives_the_rings_that_are_proven(lab: Lab, tmp_path: Path) -> None:
+    """Under ``auto_ring``; the same file is refused for two of its four GPUs before a launch."""
+    file = tmp_path / "graph.xml"
+    gpus = "".join(f'<gpu dev="{FIRST + rank:#x}"/>' for rank in (0, 2, 1, 3))
+    ring = f"<channel>{gpus}</channel>" * 2
+    graphs = nccl_probe.GRAPHS.format(channels=ring).partition('<graph id="3"')[0]
+    file.write_text(f"{graphs}</graphs>")
+    asked = in_ring("auto_ring")
+    arm = dataclasses.replace(asked.arm, env={**asked.arm.env, "NCCL_GRAPH_FILE": str(file)})
+    asked = dataclasses.replace(asked, arm=arm)
+    (found,) = run(lab, asked)
+    assert (found.status, found.reason) == (Status.OK, None)
+    assert found.conditions["nccl"]["rings"] == {"0-2-1-3": 4}
+    case = dataclasses.replace(asked.case, params={**asked.case.params, "fault": "ignored"})
+    (other,) = run(lab, dataclasses.replace(asked, case=case))
+    assert other.reason is not None
+    assert "channel 0: asked 0-2-1-3, NCCL used 0-1-2-3" in other.reason.text
+    (two,) = run(lab, dataclasses.replace(asked, ranks=2, devices=GPUS[:2]))
+    assert two.reason is not None
+    assert (two.status, two.reason.code, two.members) == (
+        Status.SKIPPED, ReasonCode.UNSUPPORTED, (),
+    )  # fmt: skip
+    assert "has the GPU 10, which does not take part" in two.reason.text
+
+
 def test_a_graph_that_a_file_of_nccl_names_is_not_nccls_own(lab: Lab) -> None:
     """No variable takes it back, so orders cannot be made of NCCL's rings."""
     (found,) = run(lab, in_ring("worst", fault="conf"))
@@ -204,9 +230,8 @@ def test_a_host_of_several_tells_what_its_own_ranks_did(
     for number, text in enumerate(made(orders, hosts=hosts, net=net)[4:]):
         (tmp_path / f"nccl.h2.{number}.log").write_text(text)
     share = dataclasses.replace(in_ring("auto"), host="h2", hosts=tuple(hosts), ranks=8)
-    given = nccl_run.prepare(
-        share, quad(rdma=rdma).topology, tmp_path, dump=None, environment={}
-    )  # fmt: skip
+    place = quad(rdma=rdma).topology
+    given = nccl_run.prepare(share, place, tmp_path, dump=None, environment={})
     found = given.judged(share, Outcome(Status.OK), str)
     assert (found.status, found.warnings) == (status, ())
     kind = f"NET/{net.partition('/')[0]}"

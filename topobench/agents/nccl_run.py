@@ -265,9 +265,11 @@ def prepare(
         raise ImportFailed("NCCL graph: the NVML index of a GPU is not known")
     cross_nic = environment.get("NCCL_CROSS_NIC") != "0"
     if dump is None:
-        rings_alone = None if free else Asked(devices=known)
         text = _own_graph(given, known, cross_nic=cross_nic) if given else ""
-        return NcclRun(folder, variables, rings_alone, active, text, topology)
+        told = (
+            None if free else Asked(_ranked(nccl_graph.parse(text), known) if text else (), known)
+        )
+        return NcclRun(folder, variables, told, active, text, topology)
     matrix = rings.bandwidths(topology, [gpus[key] for key in cell.devices])
     orders = rings.orders_of(cell.arm.ring or rings.IDENTITY, matrix)
     graphs = _graphs(dump, known, orders)
@@ -280,9 +282,7 @@ def prepare(
         "NCCL_MIN_CTAS": str(dump.channels),
         "NCCL_MAX_CTAS": str(dump.channels),
     }
-    ranks = {device: rank for rank, device in enumerate(known)}
-    asked = tuple(tuple(ranks[dev] for dev in ring) for ring in nccl_graph.rings(graphs))
-    told = Asked(asked, known, dump.channels)
+    told = Asked(_ranked(graphs, known), known, dump.channels)
     return NcclRun(folder, variables, told, active, text, topology)
 
 
@@ -316,6 +316,12 @@ def _own_graph(path: str, devices: Sequence[int], *, cross_nic: bool) -> str:
     except ImportFailed as error:
         raise ImportFailed(f"{_GRAPH_FILE}={path}: {error}") from error
     return text
+
+
+def _ranked(graphs: Sequence[Graph], devices: Sequence[int]) -> tuple[rings.Order, ...]:
+    """The ring of each channel, as ranks."""
+    ranks = {device: rank for rank, device in enumerate(devices)}
+    return tuple(tuple(ranks[dev] for dev in ring) for ring in nccl_graph.rings(graphs))
 
 
 def _graphs(dump: Dump, devices: Sequence[int], orders: Sequence[rings.Order]) -> tuple[Graph, ...]:
