@@ -215,6 +215,28 @@ def test_pairs_answer_one_by_one(fleet: Fleet, accept: Any) -> None:
     assert accept(rule.replace("370", "500")).words == ["impossible", "impossible"]
 
 
+def test_a_gang_of_all_gpus_answers_for_a_host_not_one_of_some(fleet: Fleet, accept: Any) -> None:
+    """Unless the rule names how many ranks it means."""
+    names = tuple(f"GPU-{n}" for n in range(4))
+    params: dict[str, Scalar] = {"bytes": 128 << 20, "ranks": 4, "backend": "nccl"}
+    fleet.sweep(
+        [storing.host(gpus=4)], probe="all_reduce", params=params, devices=(names, names[:2]),
+        ranks=4, metric="busbw_bytes_per_second", level=300e9,
+    )  # fmt: skip
+    rule = """\
+  - probe: all_reduce
+    metric: busbw_bytes_per_second
+    where: {bytes: 128M}
+    each: host
+    op: at_least
+    value: 290 GB/s
+"""
+    found = accept(rule)
+    assert [(a["answer"], a["n_samples"]) for a in found.answers] == [("pass", 6)]
+    named = accept(rule.replace("128M", "128M, ranks: 4"))
+    assert [(a["answer"], a["n_samples"]) for a in named.answers] == [("pass", 12)]
+
+
 def test_a_p99_needs_its_samples(fleet: Fleet, accept: Any) -> None:
     host = storing.host(gpus=1)
     made: dict[str, Any] = {

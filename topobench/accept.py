@@ -74,6 +74,10 @@ _TOGETHER = (
 )
 
 
+RANKS = "ranks"
+"""Parameter of collectives."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Subject:
     """What must meet a rule; devices are empty for hosts and clusters."""
@@ -89,6 +93,8 @@ def _measured(rule: Rule, hosts: Sequence[AcceptHost], evidence: Evidence) -> It
     joint = rule.each != "cluster" and any(v.subject.hosts for v in values)
     if joint:
         values = [v for v in values if not v.subject.hosts]
+    if rule.each == "host" and RANKS not in rule.params:
+        values = _of_whole_gangs(values)
     for subject in _subjects(rule, hosts, evidence):
         own = [v for v in values if _belongs(rule, subject, v)]
         for group in grouped(own, lambda v: (v.subject.params_hash, v.subject.arm)).values():
@@ -97,6 +103,17 @@ def _measured(rule: Rule, hosts: Sequence[AcceptHost], evidence: Evidence) -> It
             yield _found(rule, subject, Answer.NOT_MEASURED, _TOGETHER)
         elif not own:
             yield _missing(rule, subject, evidence)
+
+
+def _of_whole_gangs(values: Sequence[Value]) -> list[Value]:
+    """Without collectives of some of the GPUs of a larger gang, which are no figure of a host."""
+    gangs = {frozenset(v.subject.devices) for v in values if RANKS in v.subject.params}
+
+    def is_part(value: Value) -> bool:
+        own = frozenset(value.subject.devices)
+        return RANKS in value.subject.params and any(own < gang for gang in gangs)
+
+    return [v for v in values if not is_part(v)]
 
 
 def _fits(rule: Rule, value: Value) -> bool:
