@@ -392,6 +392,8 @@ def test_its_page_is_drawn() -> None:
     assert len(page.encode()) < 8_000_000
     assert "NVIDIA H200" in page
     assert "2048 tokens, bf16, graph, 2 GPUs, arm none/auto" in page
+    assert "1 GiB, float32, 2 ranks, arm none/auto" in page
+    assert "1 GiB, triad, arm none; 2 places" in page  # each GPU's own, not that of two ranks
     least = (
         "no GPU loses more than 5.0 % while all are busy; the least that one kept: host_to_device"
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from topobench.fits import ALL_REDUCE
+from topobench.probes.metrics import BUSBW
 from topobench.reading import MEASURED
 from topobench.report import figures
 from topobench.report.notes import environments
@@ -94,7 +95,7 @@ def _where(record: Record) -> str:
     words += [str(at[k]) for k in ("dtype", "op", "mode") if at.get(k)]
     ranks = at.get("tensor_parallel") or 1
     words += [f"{ranks} GPUs"] if ranks != 1 else []
-    words += [f"{at['ranks']} ranks"] if at.get("ranks") else []
+    words += [f"{at['ranks']} ranks"] if record.metric == BUSBW.name else []
     return ", ".join([*words, f"arm {at[ARM]}"] if at.get(ARM) else words)
 
 
