@@ -24,7 +24,8 @@ Kind = tuple[str, str, str, str]
 _PREFILL = "prefill"
 _MEANING = (
     "an arm against another on the same devices, block by block; below 0 is worse. seen from: the "
-    "smallest change that these blocks would have shown. The largest effect of each line is told."
+    "smallest change that these blocks would have called one, the tolerance included. The largest "
+    "effect of each line is told."
 )
 _COLUMNS = (
     Column("what"),

@@ -128,7 +128,7 @@ def of_rings(cells: Sequence[Cell], places: Places) -> Facts:
     ]
     lead = (
         "Paired block by block; above 0 is better. MDE: the smallest effect that these blocks "
-        "would show. Fewer than six blocks decide nothing."
+        "would call one, the tolerance included. Fewer than six blocks decide nothing."
     )
     return Facts("Rings", lead, heads, rows, "ring-gain")
 

@@ -6,6 +6,7 @@
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
 -- tax_ratio: 0.1 = 10 % worse than local, below 0 = better; pairs of processes of one sweep.
+-- mde_ratio: the smallest tax this data would tell from none; reports add a tolerance to theirs.
 -- hosts: those that measured it together; host is that of rank 0.
 SELECT
     cluster, host, devices, probe, params, ring, metric, unit, point, binding,

@@ -7,8 +7,9 @@
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
 -- tolerance: reports take 0.05 for times, so a verdict on them may differ from theirs.
--- above_mde: 1 if the gain is larger than the smallest one this data would show. verdict needs an
--- interval between processes that lies beyond, or within, the tolerance.
+-- above_mde: 1 if the gain is larger than the smallest one this data would tell from none (with no
+-- tolerance in it, as the MDE of reports has). verdict needs an interval between processes that
+-- lies beyond, or within, the tolerance.
 -- hosts: those that measured it together; host is that of rank 0.
 SELECT
     cluster, host, devices, n_ranks, n_hosts, hosts, op, bytes, seq_len, dtype, backend,
