@@ -20,6 +20,7 @@ from topobench.agents.gang import Outcome
 from topobench.agents.launch import Launcher, Limits
 from topobench.errors import ImportFailed
 from topobench.host import Host
+from topobench.nccl_log import Asked
 from topobench.reading import Arm, Binding, Cell, ReasonCode, Run, Status
 from topobench.topology import Gpu, Known, Nic
 from topobench.topology import Path as GpuPath
@@ -194,6 +195,24 @@ def test_a_graph_file_of_the_user_gives_the_rings_that_are_proven(lab: Lab, tmp_
         Status.SKIPPED, ReasonCode.UNSUPPORTED, (),
     )  # fmt: skip
     assert "has the GPU 10, which does not take part" in two.reason.text
+
+
+def test_a_vendors_graph_file_with_more_trees_than_rings_is_taken(tmp_path: Path) -> None:
+    """Two rings, one against the other, and four trees, as one for four GPUs in pairs has them."""
+    turns = (0, 1, 2, 3), (0, 3, 2, 1)
+    rows = ["".join(f'<gpu dev="{FIRST + r:#x}"/>' for r in turn) for turn in turns]
+    channels = "".join(f"<channel>{row}</channel>" for row in rows)
+    text = nccl_probe.GRAPHS.format(channels=channels)
+    start, tree, rest = text.partition('  <graph id="1"')
+    file = tmp_path / "graph.xml"
+    file.write_text(start + tree + rest.replace('"2"', '"4"', 1).replace(channels, 2 * channels))
+    asked, place = in_ring("auto_ring"), quad().topology
+    environment = {"NCCL_GRAPH_FILE": str(file)}
+    given = nccl_run.prepare(asked, place, tmp_path, dump=None, environment=environment).asked
+    assert given == Asked(turns, (8, 9, 10, 11), loaded=(2, 4))
+    logs = made(turns * 2, loaded=2, devices=(8, 9, 10, 11))
+    logs = [log.replace("Search 1 : 2", "Search 1 : 4") for log in logs]
+    assert nccl_log.verify(nccl_log.parse(logs), given) is None
 
 
 def test_a_graph_that_a_file_of_nccl_names_is_not_nccls_own(lab: Lab) -> None:

@@ -218,6 +218,28 @@ def test_graphs_that_nccl_would_handle_silently_are_refused(text: str, told: str
         nccl_graph.check(nccl_graph.parse(text), (0, 1, 2, 3))
 
 
+def test_a_file_of_others_may_hold_what_nccl_takes_no_harm_from() -> None:
+    """More trees than rings, graphs of collectives in the network, and heads of an NVSwitch."""
+    heads = graph("0", "0x1", "0x2", "0x3", id="3", pattern="5", speedinter="0")
+    none = graph(id="4", pattern="6", speedintra="0")
+    text = document(graph(FOUR), tree(FOUR, FOUR), graph(FOUR, id="2", pattern="3"), heads, none)
+    graphs = nccl_graph.parse(text)
+    nccl_graph.check(graphs, (0, 1, 2, 3), own=False)
+    with pytest.raises(ImportFailed, match="only graphs 0 and 1 may be given; graph 2, 3, 4 is"):
+        nccl_graph.check(graphs, (0, 1, 2, 3))
+    with pytest.raises(ImportFailed, match="has the GPU 2, which does not take part"):
+        nccl_graph.check(graphs, (0, 1), own=False)
+    for wrong, told in (
+        (graph("0 0x1 0x2 0x3 0x1", id="2", pattern="3"), "has the GPU 1 twice"),
+        (graph("0 0x1 0x2", id="2", pattern="3"), "lacks the GPU 3"),
+        (graph(FOUR, id="7"), "graph 7 is unknown, or there more than once"),
+        (heads + heads, "graph 3 is unknown, or there more than once"),
+    ):
+        other = nccl_graph.parse(document(graph(FOUR), tree(FOUR), wrong))
+        with pytest.raises(ImportFailed, match=told):
+            nccl_graph.check(other, (0, 1, 2, 3), own=False)
+
+
 def test_crossing_network_cards_is_refused_where_it_is_switched_off() -> None:
     graphs = nccl_graph.parse(document(graph(FOUR, crossnic="1"), tree(FOUR)))
     nccl_graph.check(graphs, (0, 1, 2, 3))

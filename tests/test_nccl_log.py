@@ -120,6 +120,7 @@ def test_a_reversed_ring_is_another_ring() -> None:
         (made(EIGHT, loaded=0), Asked(EIGHT), "loaded 0 of 3 channels of graph 0 from the file"),
         (made(EIGHT), Asked(EIGHT), "loaded none of 3 channels"),
         (made(EIGHT, loaded=3), Asked(), "loaded 3 of 0 channels"),
+        (made(EIGHT, loaded=3), Asked(EIGHT, loaded=(3, 5)), "loaded 3 of 5 channels of graph 1"),
         (
             made([FOUR], loaded=1, algorithm="TREE"),
             Asked((FOUR,)),
@@ -131,7 +132,7 @@ def test_a_reversed_ring_is_another_ring() -> None:
             "rank 2 should be on GPU 2 .NVML index., it is on 3",
         ),
     ],
-    ids=["dropped", "empty", "no file", "a file", "tree", "other GPUs"],
+    ids=["dropped", "empty", "no file", "a file", "trees", "tree", "other GPUs"],
 )
 def test_what_was_not_asked_for_is_a_mismatch(logs: list[str], asked: Asked, told: str) -> None:
     reason = nccl_log.verify(nccl_log.parse(logs), asked)

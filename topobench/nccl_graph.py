@@ -16,9 +16,11 @@ from dataclasses import dataclass, replace
 
 from topobench.errors import ImportFailed
 
-RING, TREE = 0, 1
-"""Ids of the graphs; NCCL takes the smaller of their channel counts for both."""
-PATTERNS = {RING: (4,), TREE: (1, 2, 3)}
+RING, TREE, NVLS = 0, 1, 3
+"""Ids of graphs; NCCL takes the smaller channel count of the first two for both. Of the last it
+reads one GPU a channel."""
+PATTERNS = {RING: (4,), TREE: (1, 2, 3), 2: (1, 2, 3), 3: (5,), 4: (6,)}
+"""Id -> patterns; those above the tree are of collectives in the network and the NVSwitch."""
 TYPES = ("LOC", "NVL", "NVB", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 """Path types that NCCL reads; it takes any other for LOC without a word."""
 MAX_CHANNELS = 32
@@ -105,13 +107,17 @@ def render(graphs: Sequence[Graph]) -> str:
     return "\n".join([*lines, "</graphs>", ""])
 
 
-def check(graphs: Sequence[Graph], devices: Sequence[int], *, cross_nic: bool = True) -> None:
+def check(
+    graphs: Sequence[Graph], devices: Sequence[int], *, cross_nic: bool = True, own: bool = True
+) -> None:
     """
     Refuse what NCCL would handle silently or wrongly when it is given these graphs.
 
     Args:
         devices: NVML indices of the GPUs that take part on the host.
         cross_nic: False where ``NCCL_CROSS_NIC=0`` is set.
+        own: Made by us. Those of others may have more graphs, and unlike numbers of rings and
+            trees, of which NCCL takes the first ones.
 
     Raises:
         ImportFailed: One sentence on what is wrong and what NCCL would do.
@@ -123,14 +129,19 @@ def check(graphs: Sequence[Graph], devices: Sequence[int], *, cross_nic: bool = 
                 f"graph {wanted} ({kind}) is there {ids.count(wanted)} times; NCCL needs it "
                 "exactly once, or takes its own search for it"
             )
-    if len(ids) > 2:
-        others = ", ".join(str(i) for i in ids if i not in (RING, TREE))
-        raise _bad(f"only graphs 0 and 1 may be given; graph {others} is there, too")
+    others = [graph for graph in graphs if graph.id not in (RING, TREE)]
+    if others and own:
+        told = ", ".join(str(graph.id) for graph in others)
+        raise _bad(f"only graphs 0 and 1 may be given; graph {told} is there, too")
+    for graph in others:
+        if graph.id not in PATTERNS or ids.count(graph.id) > 1:
+            raise _bad(f"graph {graph.id} is unknown, or there more than once")
     for graph in graphs:
-        _check_settings(graph, cross_nic=cross_nic)
-        _check_channels(graph, devices)
+        if graph.channels or graph.id in (RING, TREE):  # NCCL searches for what has none
+            _check_settings(graph, cross_nic=cross_nic)
+            _check_channels(graph, devices)
     counts = {graph.id: len(graph.channels) for graph in graphs}
-    if counts[RING] != counts[TREE]:
+    if own and counts[RING] != counts[TREE]:
         raise _bad(
             f"graph 0 has {counts[RING]} channels and graph 1 has {counts[TREE]}; NCCL would "
             "silently drop those above the smaller number"
@@ -385,7 +396,8 @@ def _check_channels(graph: Graph, devices: Sequence[int]) -> None:
             raise _bad(f"{where} names network devices; all its GPUs are in one host")
         if strange := sorted(set(gpus) - set(devices)):
             raise _bad(f"{where} has the GPU {strange[0]}, which does not take part")
-        if missing := sorted(set(devices) - set(gpus)):
+        missing = sorted(set(devices) - set(gpus))
+        if missing and graph.id != NVLS:
             raise _bad(f"{where} lacks the GPU {missing[0]}; NCCL would not form a ring")
         if len(gpus) != len(set(gpus)):
             twice = next(dev for dev in gpus if gpus.count(dev) > 1)

@@ -101,6 +101,7 @@ class Asked:
 
     Args:
         rings: Ring of each channel of the graph file, as ranks; empty without a file.
+        loaded: Channels of graphs 0 and 1 in the file; default: one for each of the rings.
         devices: NVML index of each rank's GPU; empty where they are not known.
         channels: Channels it was pinned to; None where it chose.
         bytes: Payloads of the all-reduces that were run, each of which the log must name.
@@ -110,6 +111,7 @@ class Asked:
     devices: tuple[int, ...] = ()
     channels: int | None = None
     bytes: tuple[int, ...] = ()
+    loaded: tuple[int, int] | None = None
 
 
 def parse(texts: Iterable[str]) -> NcclLog:
@@ -179,7 +181,7 @@ def verify(log: NcclLog, asked: Asked) -> Reason | None:
     used = rings(log)
     text = (
         _other_devices(log, asked.devices)
-        or _not_loaded(log, len(asked.rings))
+        or _not_loaded(log, asked.loaded or (len(asked.rings),) * 2)
         or (mismatch(used, asked.rings) if asked.rings else None)
         or _other_algorithm(log, asked.bytes)
     )
@@ -341,9 +343,9 @@ def _other_devices(log: NcclLog, devices: Sequence[int]) -> str | None:
     return None
 
 
-def _not_loaded(log: NcclLog, channels: int) -> str | None:
+def _not_loaded(log: NcclLog, expected: tuple[int, int]) -> str | None:
     """Why a graph file was not used as it stands; without one, that one was used."""
-    for graph in (0, 1):
+    for graph, channels in enumerate(expected):
         told = log.loaded.get(graph, set())
         wanted = {channels} if channels else set()
         if told != wanted:

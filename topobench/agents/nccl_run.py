@@ -265,10 +265,8 @@ def prepare(
         raise ImportFailed("NCCL graph: the NVML index of a GPU is not known")
     cross_nic = environment.get("NCCL_CROSS_NIC") != "0"
     if dump is None:
-        text = _own_graph(given, known, cross_nic=cross_nic) if given else ""
-        told = (
-            None if free else Asked(_ranked(nccl_graph.parse(text), known) if text else (), known)
-        )
+        text = _users_graph(given, known, cross_nic=cross_nic) if given else ""
+        told = None if free else _asked_by(text, known)
         return NcclRun(folder, variables, told, active, text, topology)
     matrix = rings.bandwidths(topology, [gpus[key] for key in cell.devices])
     orders = rings.orders_of(cell.arm.ring or rings.IDENTITY, matrix)
@@ -298,7 +296,17 @@ def unpack(packed: str) -> str:
     return zlib.decompress(base64.b64decode(packed)).decode()
 
 
-def _own_graph(path: str, devices: Sequence[int], *, cross_nic: bool) -> str:
+def _asked_by(text: str, devices: tuple[int, ...]) -> Asked:
+    """What NCCL is told by a user's graph file, if there is one: the first rings, as trees go."""
+    if not text:
+        return Asked(devices=devices)
+    graphs = nccl_graph.parse(text)
+    count = {graph.id: len(graph.channels) for graph in graphs}
+    loaded = count[nccl_graph.RING], count[nccl_graph.TREE]
+    return Asked(_ranked(graphs, devices)[: min(loaded)], devices, loaded=loaded)
+
+
+def _users_graph(path: str, devices: Sequence[int], *, cross_nic: bool) -> str:
     """
     The graph file that the user's own environment names.
 
@@ -309,7 +317,7 @@ def _own_graph(path: str, devices: Sequence[int], *, cross_nic: bool) -> str:
         if not Path(path).is_absolute():
             raise ImportFailed("give the whole path: each host would begin at another folder")
         text = user_files.read_regular(Path(path), nccl_graph.MAX_TEXT).decode(errors="replace")
-        nccl_graph.check(nccl_graph.parse(text), devices, cross_nic=cross_nic)
+        nccl_graph.check(nccl_graph.parse(text), devices, cross_nic=cross_nic, own=False)
         nccl_graph.check_ranks(text, devices)
     except OSError as error:
         raise ImportFailed(f"{_GRAPH_FILE}={path}: {error.strerror}") from error
