@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from topobench import env_arms
@@ -14,7 +14,6 @@ from topobench.config_fields import (
     environment,
     expected,
     one_of,
-    parse_name,
     value_of,
 )
 from topobench.masking import mask_urls
@@ -41,13 +40,7 @@ _SECRET = re.compile(
 def commands(fields: Fields, node: Node, key: str) -> tuple[Definition, ...]:
     """Commands by name; what they print is defined with them."""
     found = []
-    for entry in fields.table(node, key):
-        name = f"{key}.{entry.key}"
-        try:
-            parse_name(entry.key)
-        except ValueError as error:
-            fields.wrong(entry.where, name, str(error))
-            continue
+    for name, entry in fields.named(node, key):
         values = fields.section(fields.table(entry.value, name), _PARSERS, f"{name}.")
         if "argv" not in values and not _names(entry.value, "argv"):
             fields.wrong(entry.where, name, "has no argv; add argv: [PROGRAM, ARGUMENT ...]")
@@ -85,10 +78,16 @@ def chosen(
         where: Of the mistakes noted.
     """
     by_name = {d.name: d for d in known}
-    found: list[ProbeChoice] = []
-    for choice in probes:
-        found += [choice] if choice.name != PROBE else _choices(choice, by_name, where, fields)
-    return tuple(found)
+    return in_place_of(probes, PROBE, lambda choice: _choices(choice, by_name, where, fields))
+
+
+def in_place_of(
+    probes: Iterable[ProbeChoice],
+    name: str,
+    choices: Callable[[ProbeChoice], Iterable[ProbeChoice]],
+) -> tuple[ProbeChoice, ...]:
+    """The probes, with others in the place of each that has this name."""
+    return tuple(one for p in probes for one in (choices(p) if p.name == name else (p,)))
 
 
 def names_chosen(probes: Iterable[ProbeChoice]) -> tuple[Scalar, ...]:

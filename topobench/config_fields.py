@@ -145,6 +145,17 @@ class Fields:
         self.wrong(node.where, key, f"expected keys ({{key: value}}), found {_noun(node)}")
         return ()
 
+    def named(self, node: Node, key: str) -> Iterator[tuple[str, Entry]]:
+        """The entries of a table of the user's own names, with their keys (``hosts.h1``)."""
+        for entry in self.table(node, key):
+            name = f"{key}.{entry.key}"
+            try:
+                parse_name(entry.key)
+            except ValueError as error:
+                self.wrong(entry.where, name, str(error))
+            else:
+                yield name, entry
+
     def items(self, node: Node, key: str) -> Iterator[tuple[str, Node]]:
         """The items of a list with their keys (``hosts[0]``); one value is a list of one."""
         if isinstance(node, Listing):

@@ -14,7 +14,6 @@ from topobench.config_fields import (
     ProbeChoice,
     expected,
     one_of,
-    parse_name,
     strings,
     value_of,
 )
@@ -37,13 +36,7 @@ _MOST_STARTS = 10.0
 def servers(fields: Fields, node: Node, key: str) -> tuple[Server, ...]:
     """Servers by name: each runs somewhere (url) or is started (argv)."""
     found = []
-    for entry in fields.table(node, key):
-        name = f"{key}.{entry.key}"
-        try:
-            parse_name(entry.key)
-        except ValueError as error:
-            fields.wrong(entry.where, name, str(error))
-            continue
+    for name, entry in fields.named(node, key):
         before = len(fields.mistakes)
         values = fields.section(fields.table(entry.value, name), _PARSERS, f"{name}.")
         given = {_FIELDS.get(k, k): v for k, v in values.items()}
@@ -94,10 +87,9 @@ def chosen(
         where: Of the mistakes noted.
     """
     by_name = {s.name: s for s in known}
-    found: list[ProbeChoice] = []
-    for choice in probes:
-        found += [choice] if choice.name != PROBE else _choices(choice, by_name, where, fields)
-    return tuple(found)
+    return config_commands.in_place_of(
+        probes, PROBE, lambda choice: _choices(choice, by_name, where, fields)
+    )
 
 
 def as_written(probes: Iterable[ProbeChoice]) -> ProbeChoice | None:

@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from topobench import nccl_log
@@ -32,6 +31,7 @@ from topobench.reading import (
     ReasonCode,
     Run,
     Status,
+    utc_now,
 )
 
 Event = tuple[Cell, Run | None]
@@ -321,11 +321,6 @@ def failed_run(cell: Cell, attempt: int, reason: Reason) -> Run:
         duration_seconds=0.0,
         attempt=attempt,
     )
-
-
-def utc_now() -> str:
-    """The time as stored: UTC, ISO 8601, microseconds, ``Z``."""
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _rank(run: Run) -> tuple[bool, bool, int]:

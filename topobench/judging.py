@@ -228,15 +228,17 @@ def acks(store_url: str, *, now: datetime.datetime | None = None) -> Outcome:
 
 
 def _acks(every: Sequence[Mapping[str, Any]], now: datetime.datetime) -> Outcome:
+    from topobench.db.columns import time_text
     from topobench.report.verdict_text import render_acks
 
-    present = now.astimezone(datetime.UTC).isoformat(timespec="microseconds")
-    standing = [a for a in _newest(every) if a["expires_at"] > present.replace("+00:00", "Z")]
+    standing = [a for a in _newest(every) if a["expires_at"] > time_text(now)]
     told = [{**a, "active": a in standing} for a in every]
     return Outcome({"acks": told}, lambda: render_acks(told))
 
 
 def _end(text: str, now: datetime.datetime) -> str:
+    from topobench.db.columns import time_text
+
     wanted = f"{text}T23:59:59.999999+00:00" if len(text) == 10 else text
     try:
         moment = datetime.datetime.fromisoformat(wanted)
@@ -248,7 +250,7 @@ def _end(text: str, now: datetime.datetime) -> str:
         raise UsageError(f"--until {text!r} has no zone; write it in UTC with a Z at its end")
     if moment <= now:
         raise UsageError(f"--until {text} has passed; an acknowledgement ends in the future")
-    return moment.astimezone(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return time_text(moment)
 
 
 def _author() -> str:

@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 Scalar = str | int | float | bool | None
@@ -193,8 +194,7 @@ class Case:
     @property
     def params_hash(self) -> str:
         """SHA-256 of the canonical JSON of the parameters, hexadecimal."""
-        text = json.dumps(dict(self.params), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(canonical_text(self.params).encode()).hexdigest()
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Case:
@@ -517,3 +517,13 @@ def to_json(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [to_json(v) for v in value]
     return value
+
+
+def canonical_text(value: Any) -> str:
+    """One text for equal values of this module: JSON with sorted keys and without spaces."""
+    return json.dumps(to_json(value), sort_keys=True, separators=(",", ":"))
+
+
+def utc_now() -> str:
+    """The time as runs tell it: UTC, ISO 8601, microseconds, ``Z``."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -52,12 +52,7 @@ class HostGpus:
     @property
     def whole(self) -> tuple[Gpu, ...]:
         """Usable GPUs that are no MIG slices: only these have NVLinks and peers."""
-        return tuple(g for g in self.usable if not is_slice(g))
-
-
-def is_slice(gpu: Gpu) -> bool:
-    """True for a MIG instance: never compared with a whole GPU."""
-    return gpu.mig is not None and gpu.mig.parent is not None
+        return tuple(g for g in self.usable if not g.is_slice)
 
 
 def select_hosts(config: ClusterConfig, hosts: Sequence[Host]) -> tuple[Host, ...]:
@@ -209,7 +204,7 @@ def _state_lack(gpu: Gpu, host: Host) -> Lack | None:
     if gpu.key in host.facts.occupied:
         text = f"{host.facts.occupied[gpu.key]}; wait for it, or end it"
         return _skipped(ReasonCode.SHARED_GPU, text)
-    if is_slice(gpu) or visible is None or gpu.uuid is None:
+    if gpu.is_slice or visible is None or gpu.uuid is None:
         return None
     if _bare(gpu.uuid) not in [_bare(uuid) for uuid in visible]:
         return _failed(f"the driver shows {gpu.key} (state {gpu.state}), torch does not")

@@ -8,20 +8,19 @@ two definitions of one name apart. Pure.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from topobench.reading import Scalar, to_json
+from topobench.reading import Scalar, canonical_text
+from topobench.user_command import digest_of
 
 PROBE = "serving"
 PORT, HOST = "{port}", "127.0.0.1"
 """What stands for the port in the arguments of a server that is started; where it listens."""
 TIMEOUT_SECONDS = 600.0
-DIGEST_LETTERS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +61,12 @@ class Server:
     @property
     def text(self) -> str:
         """All of it as canonical JSON."""
-        return json.dumps(to_json(self), sort_keys=True, separators=(",", ":"))
+        return canonical_text(self)
 
     @property
     def digest(self) -> str:
         """The beginning of the SHA-256 of :attr:`text`."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:DIGEST_LETTERS]
+        return digest_of(self.text)
 
     @property
     def point(self) -> str:

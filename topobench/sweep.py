@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from topobench.errors import AgentError
-from topobench.joint import Event, Joint, PartAgent, failed_run, utc_now
+from topobench.joint import Event, Joint, PartAgent, failed_run
 from topobench.plan import batches
-from topobench.reading import BENIGN, MEASURED, Cell, Reason, ReasonCode, Run, Status
+from topobench.reading import BENIGN, MEASURED, Cell, Reason, ReasonCode, Run, Status, utc_now
 
 __all__ = ["Agent", "Recorder", "Watcher", "drive", "exit_code", "utc_now"]
 

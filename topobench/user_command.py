@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from topobench.reading import UNITS, Better, Metric, to_json
+from topobench.reading import UNITS, Better, Metric, canonical_text
 
 PROBE = "command"
 GPUS = ("none", "each", "all")
 DIRECTIONS = {"higher": Better.HIGHER, "lower": Better.LOWER, "neither": Better.NEITHER}
-DIGEST_LETTERS = 12
+_DIGEST_LETTERS = 12
 
 SCALES: Mapping[str, tuple[str, float]] = {
     **{suffix: (suffix, 1.0) for suffix in UNITS},
@@ -119,12 +119,12 @@ class Definition:
     @property
     def text(self) -> str:
         """All of it as canonical JSON."""
-        return json.dumps(to_json(self), sort_keys=True, separators=(",", ":"))
+        return canonical_text(self)
 
     @property
     def digest(self) -> str:
         """The beginning of the SHA-256 of :attr:`text`."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:DIGEST_LETTERS]
+        return digest_of(self.text)
 
     @property
     def settings(self) -> tuple[Mapping[str, str], ...]:
@@ -155,6 +155,11 @@ class Definition:
             return cls(**{**value, **lists, "metrics": metrics})
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"no definition of a command: {error!r}") from error
+
+
+def digest_of(text: str) -> str:
+    """So much of the SHA-256 of a definition's text that no two of them have it by chance."""
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LETTERS]
 
 
 def metric_of(name: str, unit: str, better: str, pattern: str | None = None) -> CommandMetric:

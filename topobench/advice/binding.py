@@ -77,12 +77,8 @@ def _binding(
         outlook=outlook,
         text=text,
         lines=lines,
-        effect_ratio=found.effect_ratio,
-        lo=found.lo,
-        hi=found.hi,
-        mde=found.mde,
         evidence=evidence_of(bench, found),
-    )
+    ).showing(found)
 
 
 def _bound(uuid: str, cells: Sequence[Cell]) -> Iterator[Cell]:

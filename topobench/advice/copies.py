@@ -64,12 +64,8 @@ def _chunk(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
         outlook=best.outlook,
         text=text,
         lines=(_MEASURE,) if best.outlook is Outlook.UNDECIDED else (),
-        effect_ratio=None if found is None else found.effect_ratio,
-        lo=None if found is None else found.lo,
-        hi=None if found is None else found.hi,
-        mde=None if found is None else found.mde,
         evidence=_copies_text(best.settings, best.gpus),
-    )
+    ).showing(found)
 
 
 def _copies_text(sizes: int, gpus: int) -> str:
@@ -110,12 +106,8 @@ def _pinned(cells: Sequence[Cell]) -> Advice:
         outlook=outlook,
         text=text,
         lines=(measure,) if outlook is Outlook.UNDECIDED else (),
-        effect_ratio=found.effect_ratio,
-        lo=found.lo,
-        hi=found.hi,
-        mde=found.mde,
         evidence=f"host_to_device h2d {format_bytes(size)}, {found.n_b} blocks",
-    )
+    ).showing(found)
 
 
 def _order(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
@@ -156,13 +148,9 @@ def _order(gpus: Sequence[tuple[str, str]], cells: Sequence[Cell]) -> Advice:
         outlook=outlook,
         text=text,
         lines=lines,
-        effect_ratio=found.effect_ratio,
-        lo=found.lo,
-        hi=found.hi,
-        mde=found.mde,
         evidence=f"host_to_device h2d {size}, {BANDWIDTH.name}, {found.n_b} processes of it "
         f"against {found.n_a} of the others",
-    )
+    ).showing(found)
 
 
 def _against_rest(uuid: str, rates: Mapping[str, Pairs]) -> Comparison:

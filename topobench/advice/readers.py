@@ -35,7 +35,6 @@ def readers(cells: Sequence[Cell]) -> Iterator[Advice]:
         text += f"; {best.usual} are enough"
     elif best.found is not None:
         text += f"; {signed(best.found)} against {best.usual}"
-    found = best.found
     yield Advice(
         kind="readers",
         subject=_SUBJECT,
@@ -43,13 +42,9 @@ def readers(cells: Sequence[Cell]) -> Iterator[Advice]:
         outlook=best.outlook,
         text=text,
         lines=(MEASURE,) if best.outlook is Outlook.UNDECIDED else (),
-        effect_ratio=None if found is None else found.effect_ratio,
-        lo=None if found is None else found.lo,
-        hi=None if found is None else found.hi,
-        mde=None if found is None else found.mde,
         evidence=f"weight_load, {_RATE}, {best.settings} numbers of threads, "
         f"{best.gpus} GPU{'' if best.gpus == 1 else 's'}",
-    )
+    ).showing(best.found)
 
 
 def _most_settings(cells: Sequence[Cell]) -> dict[int, Apart]:

@@ -109,13 +109,9 @@ def _ring(
         outlook=outlook,
         text=text,
         lines={Outlook.GAIN: lines, Outlook.UNDECIDED: (_how(devices),)}.get(outlook, ()),
-        effect_ratio=found.effect_ratio,
-        lo=found.lo,
-        hi=found.hi,
-        mde=found.mde,
         evidence=evidence_of(bench, found),
         ring=file,
-    )
+    ).showing(found)
 
 
 def _how(devices: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from topobench.comparison import Change, Comparison
@@ -74,6 +74,14 @@ class Advice:
     mde: float | None = None
     evidence: str = ""
     ring: RingFile | None = None
+
+    def showing(self, found: Comparison | None) -> Advice:
+        """The same with the effect of a comparison, its interval and what could be seen."""
+        if found is None:
+            return self
+        return replace(
+            self, effect_ratio=found.effect_ratio, lo=found.lo, hi=found.hi, mde=found.mde
+        )
 
 
 ONE_GPU = "this host has one GPU"

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from topobench.reading import (
     Reason,
     ReasonCode,
     Status,
+    utc_now,
 )
 
 _TICK_SECONDS = 0.1
@@ -484,11 +484,6 @@ def _found(worker: WorkerProcess) -> str | None:
 def _is_echo(reason: str | None) -> bool:
     """Whether a rank only tells that it lost its peers, which has a cause elsewhere."""
     return reason is not None and _ECHO.search(reason) is not None
-
-
-def utc_now() -> str:
-    """UTC now, as runs store it."""
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _no_start(seat: Seat, error: OSError) -> Outcome:

@@ -23,7 +23,7 @@ import topobench
 from topobench.agents import environment, nccl_run
 from topobench.agents.conditions.seen import Seen
 from topobench.agents.environment import Environment
-from topobench.agents.gang import CANCELLED, KILLED, Allowed, Gang, Outcome, Seat, utc_now
+from topobench.agents.gang import CANCELLED, KILLED, Allowed, Gang, Outcome, Seat
 from topobench.agents.nccl_run import Dump, NcclRun
 from topobench.errors import AgentError, ImportFailed
 from topobench.host import Host
@@ -39,6 +39,7 @@ from topobench.reading import (
     Run,
     Status,
     to_json,
+    utc_now,
 )
 from topobench.topology import format_cpu_list, parse_cpu_list
 
