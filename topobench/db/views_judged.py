@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from topobench.db.clocks import AHEAD
+from topobench.db.views_parts import HOST
 
 # A synthetic or imported host says so also where a change was recorded, not measured. Ends
 # of a changed result are days: at_lo that of the last night before, at_hi that of the first after.
 # What a sweep found on the day of at_lo was there before that night; what people noted, perhaps
 # after it.
-V_CHANGES = """
+V_CHANGES = f"""
 CREATE VIEW v_changes AS
 WITH origin AS (
     SELECT
@@ -18,7 +19,7 @@ WITH origin AS (
     GROUP BY host_id
 )
 SELECT
-    'recorded' AS what, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
+    'recorded' AS what, {HOST},
     e.kind, e.key, e.old, e.new, e.source AS recorded_by,
     NULL AS series_id, NULL AS devices, NULL AS probe, NULL AS params, NULL AS arm,
     NULL AS metric, NULL AS effect_ratio, NULL AS p, NULL AS method, NULL AS n_recorded,
@@ -72,7 +73,7 @@ V_KNEE = f"""
 CREATE VIEW v_knee AS
 {_NEWEST.format(kind="knee")}
 SELECT
-    sw.uuid AS sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
+    sw.uuid AS sweep, {HOST},
     f.subject, f.x_metric, f.n, f.knee, f.knee_lo, f.knee_hi, f.ci_level, f.reason,
     f.launch_until, f.memory_until, f.attention_from, f.params,
     sw.started_at AS measured_at, sw.started_unix_seconds AS measured_unix_seconds,
@@ -90,7 +91,7 @@ V_FIT = f"""
 CREATE VIEW v_fit AS
 {_NEWEST.format(kind="alpha_beta")}
 SELECT
-    sw.uuid AS sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
+    sw.uuid AS sweep, {HOST},
     ds.label AS devices, ds.n_devices, pc.probe, pc.probe_version, pc.op, pc.dtype, pc.backend,
     f.params, s.n_ranks, s.n_hosts, a.name AS arm, a.binding, a.ring, a.env,
     f.subject, f.alpha_seconds, f.alpha_lo, f.alpha_hi,
@@ -113,7 +114,7 @@ WHERE p.place = 1
 
 # A window counts if it is long and full enough to see a P99: of 300 requests without one
 # over the limit, 99 % are under it with 95 % confidence.
-V_SLO = """
+V_SLO = f"""
 CREATE VIEW v_slo AS
 WITH judged AS (
     SELECT
@@ -132,8 +133,8 @@ WITH judged AS (
     FROM judged
 )
 SELECT
-    sw.uuid AS sweep, r.uuid AS run, cl.name AS cluster, h.name AS host, h.key AS host_key,
-    k.name AS sku, ds.label AS devices, ds.n_devices, pc.probe, pc.probe_version,
+    sw.uuid AS sweep, r.uuid AS run, {HOST},
+    ds.label AS devices, ds.n_devices, pc.probe, pc.probe_version,
     pc.id AS case_id, pc.params, pc.seq_len, pc.batch, pc.dtype, pc.model, pc.tp, pc.backend,
     a.name AS arm, w.window_no, w.concurrency, w.offered_per_second, w.duration_seconds,
     w.n, w.n_over, w.errors, w.p50_seconds, w.p99_seconds, w.limit_on, w.limit_seconds,
@@ -158,10 +159,10 @@ JOIN arm a ON a.id = s.arm_id
 WHERE r.status IN ('ok', 'partial')
 """
 
-V_VERDICT = """
+V_VERDICT = f"""
 CREATE VIEW v_verdict AS
 SELECT
-    sw.uuid AS sweep, cl.name AS cluster, h.name AS host, h.key AS host_key, k.name AS sku,
+    sw.uuid AS sweep, {HOST},
     d.key AS device, v.check_name, v.level, v.value, v.reference, v.effect_ratio, v.mde_ratio,
     v.confirmed_count, v.action, v.reason, v.policy_version, v.as_of,
     sw.started_at AS measured_at, sw.started_unix_seconds AS measured_unix_seconds,

@@ -22,7 +22,7 @@ from topobench.probes.timing import (
     QueueTimer,
     Sampler,
     Timed,
-    mark_overhead,
+    note_queued,
     wall,
 )
 from topobench.reading import Reading, ReasonCode
@@ -129,7 +129,7 @@ class Site:
                 raise _untimeable()
             while not sampler.done():
                 sampler.add(timer.sample())
-            self._note(timer.count, timer.discarded, mark_overhead(queue))
+            note_queued(self.context, queue, operations=timer.count, discarded=timer.discarded)
             return Figures(sampler.timed(timer.count))
         race = at_once.queued_race(
             self.group,
@@ -142,7 +142,7 @@ class Site:
         )
         if race is None:
             raise _untimeable()
-        self._note(race.total.operations, race.discarded, mark_overhead(queue))
+        note_queued(self.context, queue, operations=race.total.operations, discarded=race.discarded)
         return self._figures(race)
 
     def back_to_back(
@@ -173,7 +173,7 @@ class Site:
             if chain.hidden is not hidden and not sampler.done():
                 sampler, hidden = begin(), chain.hidden
                 chain.begin()
-        self._note(chain.count, chain.discarded, mark_overhead(queue))
+        note_queued(self.context, queue, operations=chain.count, discarded=chain.discarded)
         return Figures(sampler.timed(chain.count)), chain.rest_share
 
     def called(self, call: Callable[[], Any], sampler: Sampler) -> Figures:
@@ -201,11 +201,6 @@ class Site:
         if self.context.rank == 0 and (warning := race.warning()):
             self.context.warn(warning)
         return Figures(race.total, self.context.devices, race.by_rank)
-
-    def _note(self, operations: int, discarded: int, overhead: float | None) -> None:
-        self.context.note("queued_operations", operations)
-        self.context.note("queued_discarded", discarded)
-        self.context.note("timer_overhead_seconds", overhead)
 
 
 @contextlib.contextmanager

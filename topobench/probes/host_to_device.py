@@ -28,7 +28,7 @@ from topobench.probes.timing import (
     Timed,
     batch_size,
     collect,
-    mark_overhead,
+    note_queued,
     wall,
 )
 from topobench.reading import Metric, Reading, ReasonCode
@@ -338,9 +338,7 @@ def _queued(torch: Any, copies: Copies, budget: float, context: WorkerContext) -
         budget_seconds=budget,
         operations=timer.count,
     )
-    context.note("queued_operations", timer.count)
-    context.note("queued_discarded", timer.discarded)
-    context.note("timer_overhead_seconds", mark_overhead(queue))
+    note_queued(context, queue, operations=timer.count, discarded=timer.discarded)
     return timed
 
 
@@ -373,9 +371,7 @@ def _gang(
         if found is None:
             context.note("queued", "not measured: enqueueing outlasted every spin")
         else:
-            context.note("queued_operations", count * segments)
-            context.note("queued_discarded", found.discarded)
-            context.note("timer_overhead_seconds", mark_overhead(queue))
+            note_queued(context, queue, operations=count * segments, discarded=found.discarded)
             yield from _by_rank(found, BANDWIDTH.name, copies.moved, context)
     call = copies.caller(torch)
     took = wall(call, 4) / 4

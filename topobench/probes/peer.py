@@ -27,7 +27,7 @@ from topobench.probes.timing import (
     Timed,
     batch_size,
     collect,
-    mark_overhead,
+    note_queued,
     wall,
 )
 from topobench.reading import Metric, Reading, ReasonCode
@@ -357,9 +357,7 @@ def _queued(torch: Any, copies: Copies, context: WorkerContext, budget: float) -
         budget_seconds=budget,
         operations=timer.count,
     )
-    context.note("queued_operations", timer.count)
-    context.note("queued_discarded", timer.discarded)
-    context.note("timer_overhead_seconds", mark_overhead(queue))
+    note_queued(context, queue, operations=timer.count, discarded=timer.discarded)
     return timed
 
 

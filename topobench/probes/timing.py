@@ -15,12 +15,15 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 from topobench import stats
 from topobench.errors import ProbeError
 from topobench.probes import so_far
 from topobench.reading import Reading, ReasonCode, Scalar
+
+if TYPE_CHECKING:
+    from topobench.probes.protocol import WorkerContext
 
 SAMPLE_SECONDS = 200e-6
 """A sample's timed part lasts at least this; shorter operations are batched."""
@@ -429,6 +432,13 @@ def mark_overhead(queue: Queue) -> float | None:
     took = [behind_spin(queue, _nothing, 0, spin_seconds=SPIN_MIN_SECONDS) for _ in range(9)]
     readings = [seconds for seconds in took if seconds is not None]
     return statistics.median(readings) if readings else None
+
+
+def note_queued(context: WorkerContext, queue: Queue, *, operations: int, discarded: int) -> None:
+    """Leave with the run how it was timed behind spins, and what two marks alone take."""
+    context.note("queued_operations", operations)
+    context.note("queued_discarded", discarded)
+    context.note("timer_overhead_seconds", mark_overhead(queue))
 
 
 def _nothing(_: int) -> None:
