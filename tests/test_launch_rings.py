@@ -256,6 +256,7 @@ def test_a_host_of_several_tells_what_its_own_ranks_did(
     kind = f"NET/{net.partition('/')[0]}"
     assert found.conditions["nccl"]["transports"] == {"P2P/CUMEM": 3, kind: 2}
     assert found.conditions["nccl"]["neighbours"]["0"]["4"] == [3, 5]
+    assert "log" not in found.conditions["nccl"], "of a gang that of rank 0's host is kept"
     assert (found.reason is None) is (status is Status.OK)
     assert found.reason is None or found.reason.code is ReasonCode.WRONG_TRANSPORT
 

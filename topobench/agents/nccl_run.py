@@ -82,7 +82,8 @@ class NcclRun:
                 return replace(outcome, warnings=(*outcome.warnings, f"nccl_log: {error}"))
             reason = Reason(ReasonCode.RING_MISMATCH, f"the ring cannot be proven: {error}")
             return replace(outcome, status=Status.FAILED, reason=reason, readings=())
-        conditions = {**outcome.conditions, "nccl": {**proof, **self._raw(mask)}}
+        raw = {} if _is_part(cell) and cell.host != cell.hosts[0] else self._raw(mask)
+        conditions = {**outcome.conditions, "nccl": {**proof, **raw}}
         outcome = replace(outcome, conditions=conditions)
         if wrong is not None:
             return replace(outcome, status=Status.FAILED, reason=wrong, readings=())
