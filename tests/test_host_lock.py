@@ -156,7 +156,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user;
 AS_NOBODY = """
 import os, sys
 import topobench.agents.host_lock as host_lock  # before the interpreter is out of reach
-host_lock._DEFAULT = sys.argv[1]
+host_lock.COMMON_FOLDER = sys.argv[1]
 os.setgid(65534)
 os.setuid(65534)
 lock = host_lock.HostLock(sweep="s-nobody").acquire()
@@ -223,6 +223,6 @@ def test_private_folder_of_somebody_else_is_refused(
     os.chown(tmp_path / "topobench", 65534, 65534)
     monkeypatch.delenv(RUN_DIR, raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("topobench.agents.host_lock._DEFAULT", "/proc/nowhere")
+    monkeypatch.setattr("topobench.agents.host_lock.COMMON_FOLDER", "/proc/nowhere")
     with pytest.raises(RefusedError, match="not a folder of this user"):
         choose_run_dir()

@@ -14,7 +14,7 @@ from typing import Any
 from topobench.errors import RefusedError
 
 RUN_DIR = "TOPOBENCH_RUN_DIR"
-_DEFAULT = "/run/lock/topobench"
+COMMON_FOLDER = "/run/lock/topobench"
 
 
 class HostLock:
@@ -138,15 +138,15 @@ def choose_run_dir() -> tuple[Path, str | None]:
     named = os.environ.get(RUN_DIR)
     if named:
         return Path(named), None
-    if _usable(Path(_DEFAULT), 0o1777):
-        return Path(_DEFAULT), None
+    if _usable(Path(COMMON_FOLDER), 0o1777):
+        return Path(COMMON_FOLDER), None
     base = os.environ.get("XDG_RUNTIME_DIR")
     private = Path(base) / "topobench" if base else Path(f"/tmp/topobench-{os.getuid()}")
     if not _usable(private, 0o700):
         raise RefusedError(f"{private}: not a folder of this user; set {RUN_DIR} to one that is")
     note = (
-        f"{_DEFAULT} cannot be written by this user, so {private} is used: sweeps of other "
-        f"users are not kept off; make {_DEFAULT} with mode 1777 or set {RUN_DIR}"
+        f"{COMMON_FOLDER} cannot be written by this user, so {private} is used: sweeps of other "
+        f"users are not kept off; make {COMMON_FOLDER} with mode 1777 or set {RUN_DIR}"
     )
     return private, note
 

@@ -17,11 +17,11 @@ from topobench.agents.doctor_checks.common import (
     unknown,
     warn,
 )
+from topobench.agents.host_lock import COMMON_FOLDER, RUN_DIR
 
 _MIB, _GIB = 2**20, 2**30
 _SHM_WANTED = _GIB
 _DISK_LEAST, _DISK_WANTED = _GIB, 10 * _GIB
-_LOCK_FOLDER = "/run/lock/topobench"
 _RAY_PORT = 6379
 
 
@@ -66,7 +66,7 @@ def lock_folder(subject: Subject) -> Outcome | None:
     text = subject.read("/proc/self/mountinfo")
     if text is None:
         return unknown("/proc/self/mountinfo could not be read")
-    folder = subject.env.get("TOPOBENCH_RUN_DIR", _LOCK_FOLDER)
+    folder = subject.env.get(RUN_DIR) or COMMON_FOLDER
     point, origin = _mount_over(text, folder)
     if point != "/" and origin != "/" and "kubernetes.io~empty-dir" not in origin:
         return ok(f"{folder} is mounted from {origin}")
