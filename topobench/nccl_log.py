@@ -350,6 +350,12 @@ def _not_loaded(log: NcclLog, expected: tuple[int, int]) -> str | None:
         wanted = {channels} if channels else set()
         if told != wanted:
             got = ", ".join(map(str, sorted(told))) or "none"
+            if not channels:
+                return (
+                    f"NCCL loaded {got} channels of graph {graph} from a file that a file of its "
+                    "own names (/etc/nccl.conf, ~/.nccl.conf or NCCL_CONF_FILE); name it in env: "
+                    "as well, NCCL_GRAPH_FILE, and its rings are proven"
+                )
             return f"NCCL loaded {got} of {channels} channels of graph {graph} from the file"
     return None
 
