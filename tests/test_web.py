@@ -21,7 +21,7 @@ from topobench.db import look
 from topobench.db.store import Store
 from topobench.errors import StoreError, UsageError
 from topobench.web import metrics, pages, patience
-from topobench.web.app import Address, _own_path, make_app
+from topobench.web.app import Address, _health, _own_path, _unreadable, make_app
 from topobench.web.guard import HEADERS, read_token
 from topobench.web.site import Site
 
@@ -300,6 +300,61 @@ def test_a_store_that_was_moved_or_replaced_is_not_shown_any_longer(tmp_path: Pa
         other.rename(path)
         answer = server.ask("/")
         assert (">h01<" in answer.text, ">h02<" in answer.text) == (False, True)
+
+
+def test_the_page_of_a_store_names_what_helps_it(tmp_path: Path) -> None:
+    """The command that the error names, over the same store; a damaged one is not measured anew."""
+    site = Site(sights.store_at(tmp_path))
+    for made, helps in (
+        (b"", "topobench probe"),
+        (b"not a database, but long enough to be read as the head of one", None),
+    ):
+        Path(site.url.removeprefix("sqlite:///")).write_bytes(made)
+        with pytest.raises(StoreError) as caught:
+            site.store()
+        page = bytes(_unreadable(site, caught.value).body).decode()
+        assert ("What helps:" in page) is (helps is not None)
+        assert f"<code>{helps} --store {site.url}</code>" in page or helps is None
+    assert "name another file or move it away" in page
+    edited = StoreError("row 1 holds 7; `topobench db check` lists what else there is")
+    page = bytes(_unreadable(site, edited).body).decode()
+    assert f"<code>topobench db check --store {site.url}</code>" in page
+
+
+def test_health_is_of_the_store_and_not_of_what_a_hand_wrote_into_it(tmp_path: Path) -> None:
+    url = sights.store_at(tmp_path)
+    sights.fill(url, [sights.host("h01", gpus=0)], probes="host_memory", most=1)
+    site = Site(url)
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as file:
+        file.execute("UPDATE sweep SET cluster_id = 77, labels = 'x', started_at = 'x'")
+    assert _health(site).status_code == 200
+    assert b"topobench_store_up 0.0" in metrics.exposition(site)
+    Path(url.removeprefix("sqlite:///")).write_bytes(bytes(4096))
+    assert _health(site).status_code == 503
+    site.close()
+
+
+def test_a_store_that_no_wait_mends_is_refused_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As by every other command; one that is not there yet is waited for (above)."""
+    newer, text, other = (tmp_path / name for name in ("newer.db", "text.db", "other.db"))
+    text.write_text("results: none\n" * 100)
+    Store.open(f"sqlite:///{newer}").close()
+    with sqlite3.connect(newer) as file:
+        file.execute("UPDATE alembic_version SET version_num = '9999'")
+    with sqlite3.connect(other) as file:
+        file.execute("CREATE TABLE customers (id INTEGER)")
+    for store, code, said in (
+        (f"sqlite:///{tmp_path}", 1, "is a folder; name a file in it"),
+        (f"sqlite:///{text}", 1, "it is no SQLite file; name another file"),
+        (f"sqlite:///{other}", 1, "holds tables of something else (customers)"),
+        (f"sqlite:///{newer}", 4, "9999"),
+        ("mysql://localhost/x", 2, "mysql"),
+    ):
+        assert cli.main(["serve", "--port", "0", "--store", store]) == code, store
+        out, err = capsys.readouterr()
+        assert (out, said in err) == ("", True), err
 
 
 def test_a_sweep_that_a_hand_cut_off_is_told_by_each_page(tmp_path: Path) -> None:

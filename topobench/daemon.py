@@ -60,7 +60,10 @@ def run(path: Path, host: str, port: int, *, token_file: Path | None, note: Note
     with _rereading(timer):
         try:
             outcome = seeing.serve(
-                timer.fleet.store, host, port, token_file=token_file, ready=ready
+                *(timer.fleet.store, host, port),
+                token_file=token_file,
+                ready=ready,
+                whatever_store=True,  # sweeps of other clusters go on, or bring it up to date
             )
         finally:
             notify.notify("STOPPING=1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import tempfile
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from topobench.commands import Outcome
-from topobench.errors import TopobenchError, UsageError
+from topobench.errors import NotFound, StoreUnreachable, TopobenchError, UsageError
 from topobench.report.safe import clean
 
 if TYPE_CHECKING:
@@ -118,15 +119,19 @@ def serve(
     *,
     token_file: Path | None,
     ready: Callable[[str], None],
+    whatever_store: bool = False,
 ) -> Outcome:
     """
     Serve the store as web pages until SIGINT or SIGTERM.
 
     Args:
         ready: Is told where, once it listens.
+        whatever_store: Also one that cannot be used, which pages tell; else only one that is away
+            or not there yet.
 
     Raises:
         UsageError: Others could read it and no token is set; or a package is missing.
+        StoreError: The store cannot be used.
         TopobenchError: The address cannot be listened on.
     """
     from rich.text import Text
@@ -140,9 +145,24 @@ def serve(
     from topobench.masking import mask_urls
 
     address = app.Address.of(host, port, token_file)
+    if not whatever_store:
+        _check_store(store_url)
     where = app.serve(store_url, address, ready)
     data = {"url": where, "store": mask_urls(store_url)}
     return Outcome(data, lambda: Text("stopped"))
+
+
+def _check_store(store_url: str) -> None:
+    """
+    Refuse a store that no wait mends.
+
+    Raises:
+        StoreError: It is there and cannot be read: no store, damaged, of another schema.
+    """
+    from topobench.db.store import Store
+
+    with contextlib.suppress(NotFound, StoreUnreachable):  # pages tell it until it comes
+        Store.open(store_url, create=False, read_only=True).close()
 
 
 def advise(store_url: str, host: str | None, sweep: str | None, folder: Path) -> Outcome:

@@ -308,6 +308,19 @@ def _tallied(connection: sa.Connection, query: sa.Select[Any]) -> dict[int, dict
     return found
 
 
+def touch(store: Store) -> None:
+    """
+    Read a little, whatever it says.
+
+    Raises:
+        StoreError: It cannot be read.
+    """
+    s, r = schema.sweep.c, schema.run.c
+    with reading(store.engine) as connection:
+        connection.execute(sa.select(s.id).order_by(s.started_at.desc()).limit(1)).all()
+        connection.execute(sa.select(sa.func.max(r.id))).all()
+
+
 def newest_run(store: Store) -> int:
     """A number that grows with every run that is stored; 0 while there is none."""
     with reading(store.engine) as connection:

@@ -20,7 +20,7 @@ from topobench.db.columns import now_text
 from topobench.db.comments import put_comments
 from topobench.db.engine import foreign_errors, mask_url, reading, use_wal, writing
 from topobench.db.schema import REVISION, store_info
-from topobench.errors import SchemaTooNew, StoreError, StoreUnreachable
+from topobench.errors import NotFound, SchemaTooNew, StoreError, StoreUnreachable
 
 SCRIPTS = Path(__file__).with_name("migrations")
 LOCK = 0x746F706F
@@ -75,13 +75,15 @@ def check(engine: Engine) -> None:
 
     Raises:
         SchemaTooNew: A newer topobench wrote it.
+        NotFound: The database is empty.
         StoreError: It is older, or no store.
     """
     found = current(engine)
     if found == REVISION:
         return
     if found is None:
-        raise StoreError(
+        _refuse_foreign(engine)
+        raise NotFound(
             f"{mask_url(engine.url)}: no topobench store; `topobench probe` makes one there"
         )
     _refuse_newer(engine, found, _revisions(SCRIPTS))

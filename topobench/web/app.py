@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
+import shlex
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -28,6 +30,7 @@ from starlette.responses import (
 from starlette.routing import Route
 
 from topobench.errors import NotFound, RefusedError, StoreError, TopobenchError, UsageError
+from topobench.masking import mask_urls
 from topobench.probes import registry
 from topobench.report.page.page import FOLDER, plotly_file
 from topobench.web import compare_page, pages
@@ -152,9 +155,8 @@ def _answered(site: Site, request: Request, make: Callable[[Request], Response])
         text = pages.trouble("That cannot be asked", str(error), form=form)
         return HTMLResponse(text, status_code=400)
     except NotFound as error:
-        return HTMLResponse(
-            pages.trouble("Not found", str(error), "topobench probe"), status_code=404
-        )
+        text = pages.trouble("Not found", str(error), _what_helps(site, error))
+        return HTMLResponse(text, status_code=404)
     except StoreError as error:
         return _unreadable(site, error)
     except RefusedError as error:
@@ -170,8 +172,17 @@ def _answered(site: Site, request: Request, make: Callable[[Request], Response])
 
 def _unreadable(site: Site, error: StoreError) -> Response:
     site.lost(error)
-    text = pages.trouble("The store cannot be read", str(error), "topobench probe")
+    text = pages.trouble("The store cannot be read", str(error), _what_helps(site, error))
     return HTMLResponse(text, status_code=503)
+
+
+def _what_helps(site: Site, error: StoreError) -> str:
+    """The first of our commands that an error names, with the store of these pages."""
+    found = re.search("`(topobench [^`]+)`", str(error))
+    if found is None:
+        return ""
+    store = "" if "--store" in found[1] else f" --store {shlex.quote(mask_urls(site.url))}"
+    return f"{found[1]}{store}"
 
 
 def _check_text(request: Request) -> None:
@@ -212,9 +223,11 @@ def _metrics(site: Site) -> Response:
 
 
 def _health(site: Site) -> Response:
-    """200 while the store can be read; it tells nothing of what is in it."""
+    """200 while the store can be read, whatever a hand wrote into it: a restart mends nothing."""
+    from topobench.db import look
+
     try:
-        site.store().sweeps(limit=1)
+        look.touch(site.store())
     except StoreError as error:
         site.lost(error)
         return JSONResponse({"status": "store cannot be read"}, status_code=503)
