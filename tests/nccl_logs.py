@@ -40,8 +40,8 @@ def made(
         prefix = f"{on[rank]}:{100 + rank}:{100 + rank} [{device}] NCCL INFO "
         who = f"rank {rank} nranks {ranks} cudaDev {device} nvmlDev {device}"
         head = f"ncclCommInitRankConfig comm 0x1 {who} busId {16 + device:x}0 commId 0x2 - Init"
-        lines = [f"NCCL version {version}+cuda13.0"] if rank == 0 else []
-        lines += [f"{head} START", "NCCL_NVLS_ENABLE set by environment to 0."]
+        lines = [f"NCCL version {version}+cuda13.0", f"{head} START"]
+        lines += ["NCCL_NVLS_ENABLE set by environment to 0."]
         if loaded is not None:
             for graph, pattern in ((0, 4), (1, 1)):
                 lines += [

@@ -94,7 +94,7 @@ def test_rings_over_two_hosts_are_rebuilt_from_what_each_host_logged() -> None:
     assert [(t["channels"], t["transports"]) for t in told] == [
         (4, {"P2P/CUMEM": 28, "NET/IB": 8})
     ] * 2
-    assert (told[0]["version"], told[1]["version"]) == ("2.28.9", None)
+    assert {t["version"] for t in told} == {"2.28.9"}
     assert all("rings" not in t for t in told)
     with pytest.raises(ImportFailed, match="ring 00 has no line of rank 8; 16 ranks"):
         nccl_log.joined(told[:1], 16)
