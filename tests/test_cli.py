@@ -26,7 +26,7 @@ BODIES = {
     ("probe",): ("probe", []),
     ("plan",): ("plan", []),
     ("report",): ("report", []),
-    ("query",): ("query", ["latest"]),
+    ("query",): ("querying.query", ["latest"]),
     ("doctor",): ("doctor", []),
     ("topo", "show"): ("topo_show", []),
     ("topo", "import"): ("topo_import", ["--from", "smi", "matrix.txt"]),

@@ -299,7 +299,7 @@ def query(
       topobench query latest --param host=h07 --since 30d --format csv
       topobench query --sql "select * from v_latest limit 5"
     """
-    from topobench import commands
+    from topobench import querying
 
     chosen = [name is not None, list_all, sql is not None]
     if sum(chosen) != 1:
@@ -307,13 +307,13 @@ def query(
     if explain and (name is None or params or since):
         raise UsageError("--explain: give a query's NAME with it, and nothing else")
     if explain:
-        outcome = commands.query_explained(str(name))
+        outcome = querying.query_explained(str(name))
     elif list_all:
-        outcome = commands.query_list()
+        outcome = querying.query_list()
     elif sql is not None:
-        outcome = commands.query_sql(store_url(store), sql)
+        outcome = querying.query_sql(store_url(store), sql)
     else:
-        outcome = commands.query(store_url(store), str(name), params or [], since)
+        outcome = querying.query(store_url(store), str(name), params or [], since)
     if output is not RowsFormat.JSON:
         warn(outcome)
     if output is RowsFormat.CSV:

@@ -22,6 +22,7 @@ from topobench.layout import Site
 from topobench.layout_hosts import pair_again
 from topobench.plan import check_selection, estimate_all, make_plan, plan_document, plan_like
 from topobench.reading import Cell, Run, Status, to_json
+from topobench.selection import select_hosts
 from topobench.signals import Signals
 from topobench.units import format_span
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from topobench.agents.ray_agent import Connection, RayAgent
     from topobench.agents.service import HostRequest
-    from topobench.db.readonly import Answer
     from topobench.db.recorder import Recorder
     from topobench.topology import Topology
 
@@ -104,14 +104,15 @@ def _new_sweep(
     sweep_id = str(uuid.uuid4())
     earlier = None if like is None else store.cells_of(store.resolve_sweep(like))
     with _agents(config, sweep_id) as connection:
-        hosts = [a.host for a in connection.agents]
+        here = [a.host for a in connection.agents]
+        hosts = select_hosts(config, here) or here
         if earlier is None:
             plan = make_plan(config, hosts, seed=config.seed)
         else:
             cells, seed, profile = earlier
             config = replace(config, profile=profile)
             plan = plan_like(config, hosts, cells, seed)
-        _mark_dead_sweeps(store, hosts)
+        _mark_dead_sweeps(store, here)
         store.begin_sweep(
             id=sweep_id,
             cluster=config.name,
@@ -156,7 +157,7 @@ def _resumed_sweep(
     if not cells and status not in ("running", "interrupted"):
         raise UsageError(f"sweep {sweep_id[:8]} has nothing left to run")
     with _agents(config, sweep_id) as connection:
-        here = {a.host.key for a in connection.agents}
+        here = {h.key for h in select_hosts(config, [a.host for a in connection.agents])}
         left = [c for c in cells if not config.only_hosts or {c.host, *c.hosts} <= here]
         absent = {host for c in left for host in (c.host, *c.hosts)} - here
         if absent or (cells and not left):
@@ -201,6 +202,7 @@ def _agents(config: ClusterConfig, sweep_id: str, *, lock: bool = True) -> Itera
             sweep=sweep_id,
             options=options,
             hosts=_requests(config, sweep_id),
+            only=config.only_hosts,
             env=config.env,
             require_token=config.ray.require_token,
             ship=config.ray.ship,
@@ -215,7 +217,6 @@ def _requests(config: ClusterConfig, sweep_id: str) -> list[HostRequest]:
     """The hosts of the config; none means every alive one."""
     from topobench.agents.service import HostRequest
 
-    wanted = {name.lower() for name in config.only_hosts}
     return [
         HostRequest(
             sweep=sweep_id,
@@ -225,7 +226,6 @@ def _requests(config: ClusterConfig, sweep_id: str) -> list[HostRequest]:
             labels={**({"sku": h.sku} if h.sku else {}), **h.labels},
         )
         for h in config.hosts
-        if not wanted or {h.host.lower(), (h.id or "").lower()} & wanted
     ]
 
 
@@ -409,65 +409,6 @@ def doctor() -> Outcome:
     )
 
 
-def query_list() -> Outcome:
-    """The named queries."""
-    from topobench.db import queries
-    from topobench.report.query_text import render_queries
-
-    columns = ("query", "title", "answers", "parameters")
-    rows = tuple(
-        (q.name, q.title, q.answers, " ".join(f"{p.name}={p.default}" for p in q.parameters))
-        for q in queries.list_queries()
-    )
-    data: dict[str, Any] = {"name": None, "params": {}, "columns": columns, "rows": rows}
-    return Outcome(data, lambda: render_queries(rows))
-
-
-def query_explained(name: str) -> Outcome:
-    """What a named query answers, how to read it, and its parameters."""
-    from topobench.db import queries
-    from topobench.report.query_text import render_explained
-
-    found = queries.load(name)
-    data = {
-        "name": name,
-        "params": {},
-        "title": found.title,
-        "answers": found.answers,
-        "notes": found.notes,
-        "columns": ("parameter", "kind", "default", "meaning"),
-        "rows": tuple((p.name, p.kind, p.default, p.help) for p in found.parameters),
-    }
-    return Outcome(data, lambda: render_explained(data))
-
-
-def query(store_url: str, name: str, settings: Sequence[str], since: str | None = None) -> Outcome:
-    """
-    The answer of a named query.
-
-    Args:
-        settings: ``key=value`` each.
-        since: Only what is this young: an age ("30d") or a time.
-    """
-    from topobench.db import queries
-    from topobench.db.store import Store
-
-    queries.load(name)  # a wrong name is told before a wrong store
-    params = _settings(settings)
-    with Store.open(store_url, create=False, read_only=True) as store:
-        answer = queries.run_query(store, name, params, since)
-        lost = store.lost_sweeps()
-    found = _answer(name, params if since is None else {**params, "since": since}, answer)
-    return replace(found, warnings=lost)
-
-
-def query_sql(store_url: str, text: str) -> Outcome:
-    """The answer of the user's own SELECT."""
-    from topobench.db.readonly import run_sql
-
-    return _answer(None, {}, run_sql(store_url, text))
-
-
 def demo(
     *,
     hosts: int,
@@ -547,40 +488,16 @@ def import_results(
     )
 
 
-def _settings(texts: Sequence[str]) -> dict[str, str]:
-    """Values by name; a name given twice is an error, since one of the two would be lost."""
-    found: dict[str, str] = {}
-    for name, value in map(_setting, texts):
-        if name in found:
-            raise UsageError(f"--param {name} is given twice: {found[name]} and {value}")
-        found[name] = value
-    return found
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise UsageError(f"--param {text}: expected KEY=VALUE")
-    return name, value
-
-
-def _answer(name: str | None, params: Mapping[str, str], answer: Answer) -> Outcome:
-    from topobench.report.tables_text import render_query
-
-    data = {"name": name, "params": params, "columns": answer.columns, "rows": answer.rows}
-    empty = name is not None and not answer.rows
-    hint = f"topobench query {name} --explain says what it asks for" if empty else ""
-    return Outcome(data, lambda: render_query(answer.columns, answer.rows, hint=hint))
-
-
 @contextlib.contextmanager
 def _looking(config: ClusterConfig) -> Iterator[tuple[list[Host], list[str]]]:
     """The hosts of a config, without a lock, and why others are none; this host needs no Ray."""
     if config.ray.address == "local":
         from topobench.agents.service import HostRequest, describe_host
 
-        requests = _requests(config, "") or [HostRequest(sweep="")]
-        yield [describe_host(requests[0])], []
+        wanted = {name.lower() for name in config.only_hosts}
+        requests = _requests(config, "")
+        named = [r for r in requests if wanted & {r.address.lower(), (r.id or "").lower()}]
+        yield [describe_host([*named, *requests, HostRequest(sweep="")][0])], []
         return
     with _agents(config, str(uuid.uuid4()), lock=False) as connection:
         yield [a.host for a in connection.agents], [f.text for f in connection.failures]
