@@ -254,6 +254,7 @@ def test_hosts_that_are_not_as_expected_are_findings_and_one_is_measured_again(
     (driver.folder / "cluster.yaml").write_text(as_expected)
     again = driver.probe("--like", "latest", "--hosts", "h2")
     assert again["exit_code"] == 0
+    assert [h["key"] for h in again["data"]["hosts"]] == ["h2"]
     assert again["data"]["sweep"]["seed"] == first["data"]["sweep"]["seed"]
     assert [(c["host"], c["params"]) for c in again["data"]["cells"]] == [
         (c["host"], c["params"]) for c in cells_of(first, "h2")

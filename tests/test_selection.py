@@ -175,6 +175,13 @@ class TestHosts:
         with pytest.raises(UsageError, match="--hosts: no host 'c'; hosts here: a, b"):
             make_plan(configured(hosts="c"), hosts, seed=1)
 
+    def test_a_named_host_that_is_not_alive_leaves_the_other_named_ones_alone(self) -> None:
+        listed = tuple(HostExpectation(n, id=f"{n}1") for n in ("a", "b", "gone", "other"))
+        chosen = dataclasses.replace(configured(hosts="a,GONE1"), hosts=listed)
+        plan = make_plan(chosen, [host(small(), "a"), host(small(), "b")], seed=1)
+        assert {c.host for c in plan.cells} == {"a"}
+        assert plan.absent_hosts == ("gone",)
+
     def test_hosts_of_the_file_limit_the_sweep_and_absent_ones_are_named(self) -> None:
         expected = (HostExpectation("a", gpus=8), HostExpectation("gone"))
         chosen = dataclasses.replace(configured(), hosts=expected)

@@ -71,6 +71,38 @@ def test_a_host_named_twice_in_two_ways_has_one_agent() -> None:
     assert told == "host 10.9.0.10 is a Ray node that another entry of hosts: names, too"
 
 
+def narrowed(*only: str) -> tuple[list[tuple[str, str | None]], list[str]]:
+    """Node and id of the targets that ``--hosts`` leaves, and the hosts missed."""
+    nodes = [node("aa", "10.9.0.10", "gpu01"), node("bb", "10.9.0.11", "gpu02")]
+    listed = [("10.9.0.10", "h01"), ("10.9.0.11", "h02"), ("10.9.0.12", "h03")]
+    requests = [HostRequest(sweep="s", address=address, id=id) for address, id in listed]
+    chosen = targets.choose(nodes, BASE, requests, "10.9.0.10:6379")
+    found, missing = targets.narrow(*chosen, only)
+    return [(t.node_id, t.request.id) for t in found], [f.address for f in missing]
+
+
+@pytest.mark.parametrize("name", ["10.9.0.11", "h02", "GPU02"])
+def test_a_host_picked_by_any_of_its_names_is_the_one_that_the_file_describes(name: str) -> None:
+    """Its id is its key in the database: without it, it would begin a new history."""
+    assert narrowed(name) == ([("bb", "h02")], [])
+
+
+def test_a_picked_host_that_is_not_alive_is_missed_and_others_are_not() -> None:
+    assert narrowed("h03", "gpu01") == ([("aa", "h01")], ["10.9.0.12"])
+    assert narrowed() == ([("aa", "h01"), ("bb", "h02")], ["10.9.0.12"])
+
+
+def test_a_name_that_only_agents_may_know_leaves_out_nobody() -> None:
+    assert narrowed("gpu01", "hca29c8a9d94e2786")[0] == [("aa", "h01"), ("bb", "h02")]
+
+
+def test_hosts_are_picked_where_the_file_lists_none() -> None:
+    nodes = [node("aa", "10.9.0.10", "gpu01"), node("bb", "10.9.0.11", "gpu02")]
+    chosen = targets.choose(nodes, BASE, [], "10.9.0.10:6379")
+    found, missing = targets.narrow(*chosen, ["gpu02"])
+    assert ([t.node_id for t in found], missing) == (["bb"], [])
+
+
 @pytest.mark.parametrize(
     ("told", "said"),
     [

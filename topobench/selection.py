@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from topobench import health
 from topobench.bindings import usable_cpu_count
-from topobench.config import ClusterConfig, host_names
+from topobench.config import ClusterConfig, HostExpectation, host_names
 from topobench.errors import UsageError
 from topobench.host import Host
 from topobench.probes.protocol import Probe
@@ -59,8 +59,10 @@ def select_hosts(config: ClusterConfig, hosts: Sequence[Host]) -> tuple[Host, ..
     """
     The hosts to measure: those named by ``--hosts``, else by ``hosts:``, else all.
 
+    One of ``hosts:`` that is not here is told of by :func:`absent_hosts`.
+
     Raises:
-        UsageError: ``--hosts`` names a host that is not here.
+        UsageError: ``--hosts`` names a host that is neither here nor in ``hosts:``.
     """
     chosen = [h for h in hosts if not config.hosts or config.expectation_for(h)]
     if not config.only_hosts:
@@ -68,7 +70,7 @@ def select_hosts(config: ClusterConfig, hosts: Sequence[Host]) -> tuple[Host, ..
     picked = []
     for name in config.only_hosts:
         found = [h for h in chosen if name.lower() in [n.lower() for n in host_names(h)]]
-        if not found:
+        if not found and not any(_calls(name, e) for e in config.hosts):
             known = ", ".join(sorted(h.name for h in chosen)) or "none"
             raise UsageError(f"--hosts: no host {name!r}; hosts here: {known}")
         picked += [h for h in found if h not in picked]
@@ -80,8 +82,12 @@ def absent_hosts(config: ClusterConfig, hosts: Sequence[Host]) -> tuple[str, ...
     here = [config.expectation_for(h) for h in hosts]
     wanted = [e for e in config.hosts if e not in here]
     if config.only_hosts:
-        wanted = [e for e in wanted if e.host in config.only_hosts or e.id in config.only_hosts]
+        wanted = [e for e in wanted if any(_calls(name, e) for name in config.only_hosts)]
     return tuple(e.host for e in wanted)
+
+
+def _calls(name: str, expectation: HostExpectation) -> bool:
+    return name.lower() in (expectation.host.lower(), (expectation.id or "").lower())
 
 
 def check_devices(config: ClusterConfig, hosts: Sequence[Host]) -> None:

@@ -39,6 +39,7 @@ from topobench.agents.targets import (
     choose,
     clock_note,
     difference,
+    narrow,
     not_let_in,
     unheard,
 )
@@ -314,6 +315,7 @@ def connect(
     sweep: str,
     options: Mapping[str, Any] | None = None,
     hosts: Sequence[HostRequest] = (),
+    only: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     require_token: bool = False,
     ship: bool = False,
@@ -328,6 +330,7 @@ def connect(
         address: ``local`` or ``host:port`` of a running Ray head.
         options: For ``ray.init``, from :func:`topobench.agents.embedded.surroundings`.
         hosts: Hosts wanted, by address; empty for every alive Ray node.
+        only: Names, addresses or ids of those to use; empty for all of them.
         env: The site's environment for workers on every host.
         ship: Send our package to the hosts, whatever is installed there.
         lock: False for a look that measures nothing.
@@ -341,7 +344,7 @@ def connect(
     carried = _shipped() if ship and address != "local" else {}
     with _ray(address, sweep, require_token, options or {}, carried):
         base = HostRequest(sweep=sweep, env=dict(env or {}), lock=lock, idle=idle, health=health)
-        targets, missing = choose(ray.nodes(), base, hosts, address)
+        targets, missing = narrow(*choose(ray.nodes(), base, hosts, address), only)
         actors = _create(targets)
         # An embedded Ray runs this interpreter and these sources, by this clock.
         differing, notes = _greet(actors) if address != "local" else ([], [])

@@ -32,6 +32,7 @@ class Failure:
 
     address: str
     text: str
+    id: str | None = None
 
 
 def choose(
@@ -70,15 +71,40 @@ def choose(
                     f"host {wanted.address} is the name of several Ray nodes: {_listed(found)}; "
                     "write the address of the one that is meant"
                 )
-            missing.append(Failure(wanted.address, text))
+            missing.append(Failure(wanted.address, text, wanted.id))
         elif found[0]["NodeID"] in targets:
             text = f"host {wanted.address} is a Ray node that another entry of hosts: names, too"
-            missing.append(Failure(wanted.address, text))
+            missing.append(Failure(wanted.address, text, wanted.id))
         else:
             env = {**base.env, **wanted.env}
             settled = replace(wanted, env=env, lock=base.lock, idle=base.idle, health=base.health)
             targets[found[0]["NodeID"]] = _target(found[0], settled)
     return list(targets.values()), missing
+
+
+def narrow(
+    targets: Sequence[Target], missing: Sequence[Failure], only: Sequence[str]
+) -> tuple[list[Target], list[Failure]]:
+    """
+    Those of :func:`choose` that ``--hosts`` names.
+
+    Args:
+        only: Names, addresses or ids; empty for all. One that is nobody's here may be a key, which
+            a host's agent alone can tell; then none is left out.
+    """
+    wanted = {name.lower() for name in only}
+    names = [{t.name, t.address, t.request.id or ""} for t in targets]
+    lost = [{f.address, f.id or ""} for f in missing]
+    if not wanted or not wanted <= {name.lower() for each in (*names, *lost) for name in each}:
+        return list(targets), list(missing)
+
+    def meant(each: set[str]) -> bool:
+        return not wanted.isdisjoint(name.lower() for name in each)
+
+    return (
+        [t for t, each in zip(targets, names, strict=True) if meant(each)],
+        [f for f, each in zip(missing, lost, strict=True) if meant(each)],
+    )
 
 
 def _listed(nodes: Sequence[Mapping[str, Any]]) -> str:
