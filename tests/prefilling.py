@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,10 @@ def limited(results: Any) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM_BYTES,) * 2)
     outcomes = []
+    later = dataclasses.replace(listener.context(), cells_before=1)
     for sequence in (1 << 19, 64):
         try:
-            outcomes.append(
-                measure(Prefill(**case, sequence=sequence), listener.context())[0].metric
-            )
+            outcomes.append(measure(Prefill(**case, sequence=sequence), later)[0].metric)
         except ProbeError as error:
             outcomes.append(f"{type(error).__name__} {error}")
     results.put(outcomes)

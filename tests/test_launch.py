@@ -31,6 +31,7 @@ class TestSoundWorkers:
         assert [r.status for r in runs] == [Status.OK, Status.OK]
         assert [r.readings[0].samples for r in runs] == [(1.5,), (2.5,)]
         assert runs[0].conditions["pid"] == runs[1].conditions["pid"] == runs[0].members[0].pid
+        assert [run.conditions["cells_before"] for run in runs] == [*range(len(runs))]
 
     def test_pairs_of_one_worker_know_their_own_gpus(self, lab: Lab) -> None:
         """The worker sees every GPU; each cell measures two of them."""

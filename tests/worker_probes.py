@@ -67,6 +67,7 @@ class Steady(Base):
         context.note("affinity", sorted(os.sched_getaffinity(0)))
         context.note("threads", os.environ["OMP_NUM_THREADS"])
         context.note("pid", os.getpid())
+        context.note("cells_before", context.cells_before)
         context.note("devices", list(context.devices))
         context.note("environment", dict(os.environ))
         context.note("deadline", context.deadline_seconds)

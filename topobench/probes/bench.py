@@ -6,8 +6,9 @@ One model at a time: before another is made, the last one's memory is free again
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,22 +46,32 @@ class Bench:
     The model at hand, and what was found out about the device so far.
 
     Args:
-        began: Whether a model ran in this process.
+        aside_seconds: What was spent on what a program that only runs the model does not do.
     """
 
-    began: bool = False
+    aside_seconds: float = 0.0
     model: Transformer | None = None
     key: Any = None
     make_seconds: float = 0.0
     ceilings: dict[Any, float] = field(default_factory=dict)
     errors: dict[Any, Errors] = field(default_factory=dict)
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Around work that is not part of bringing a model to its first pass."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.aside_seconds += time.perf_counter() - began
+
     def ceiling(self, device: Accelerator, product: str) -> float | None:
         """FLOP a second of matrix products; None where torch has none of that type here."""
         key = (device.device, product)
         if key not in self.ceilings:
             try:
-                self.ceilings[key] = device.ceiling(product)
+                with self.aside():
+                    self.ceilings[key] = device.ceiling(product)
             except ProbeUnavailable:
                 return None
             device.forget()
@@ -98,7 +109,8 @@ class Bench:
         precision = model.products.precision
         key = (self.key, model.backend)
         if key not in self.errors:
-            self.errors[key] = errors_of(device.torch, model)
+            with self.aside():
+                self.errors[key] = errors_of(device.torch, model)
             device.forget()
         found = self.errors[key]
         device.on_all(lambda: require_close(found.logits, precision, "its float32 reference"))

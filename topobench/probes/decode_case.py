@@ -148,7 +148,9 @@ KNOWN = Known()
 
 def roofs_of(device: Accelerator, product: str) -> Roofs:
     """Measured once in a process, before a model takes the memory."""
-    return Roofs(BENCH.ceiling(device, product), memory_speed(device))
+    with BENCH.aside():
+        memory = memory_speed(device)
+    return Roofs(BENCH.ceiling(device, product), memory)
 
 
 def memory_speed(device: Accelerator) -> float | None:
@@ -193,7 +195,8 @@ def checked(device: Accelerator, model: Decoder) -> float:
     """
     key = (BENCH.key, model.backend, model.kept)
     if key not in KNOWN.errors:
-        KNOWN.errors[key] = step_error(device.torch, model)
+        with BENCH.aside():
+            KNOWN.errors[key] = step_error(device.torch, model)
         device.forget()
     found, precision = KNOWN.errors[key], model.products.precision
     allowed = dataclasses.replace(precision, tolerance=precision.tolerance + model.kept.tolerance)

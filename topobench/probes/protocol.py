@@ -102,6 +102,7 @@ class WorkerContext:
         local_rank: Its number among the ranks of this host, which is also its GPU's.
         note: Adds a key to the run's conditions.
         warn: Adds a line to the run's warnings.
+        cells_before: How many cells this worker measured before, of whatever probe.
     """
 
     binding: Binding
@@ -116,6 +117,7 @@ class WorkerContext:
     note: Callable[[str, Any], None]
     warn: Callable[[str], None]
     local_rank: int = 0
+    cells_before: int = 0
 
 
 class Probe(Protocol):

@@ -86,6 +86,7 @@ class Worker:
         self._interface: str | None = spec["interface"]
         self._binding = Binding.from_json(spec["binding"])
         self._grip = Grip(self._binding, denied=spec["denied"])
+        self._cells_before = 0
 
     def run(self) -> None:
         """Take hold of the binding, then run cells until told to leave."""
@@ -114,6 +115,7 @@ class Worker:
         self._line.allow(go["deadline_seconds"] + lifeline.SLACK_SECONDS)
         attempt = Attempt(self._channel, go["cell"], self._binding, self._rank, began)
         failure = self._measure(go, attempt, began)
+        self._cells_before += 1
         self._line.allow(math.inf)  # the next cell comes when the launcher likes
         seconds = time.monotonic() - began
         moved = time.time() - wall - seconds
@@ -171,6 +173,7 @@ class Worker:
             buffer_ready=attempt.buffer_ready,
             note=attempt.note,
             warn=attempt.warn,
+            cells_before=self._cells_before,
         )
 
     def _member(self, attempt: Attempt) -> dict[str, Any]:
