@@ -84,6 +84,20 @@ def test_gangs_over_gpus_have_a_rank_for_each_gpu_of_every_host() -> None:
         assert len(set(cell.devices)) <= 12 == len(cell.devices)
 
 
+def test_ring_arms_between_hosts_are_told_to_be_left_out() -> None:
+    chosen = configured(probes="all_reduce", sets=("all_reduce.hosts=all",), bindings="none")
+    chosen = dataclasses.replace(chosen, rings=("auto", "auto_ring", (0, 2, 1, 3)))
+    hosts = [host(dual(8), "h1"), host(dual(8), "h2")]
+    found = make_plan(chosen, hosts, seed=1).cells
+    assert {c.arm.name for c in planned(found)} == {"none/auto"}
+    left_out = [(c.arm.name, str(c.reason)) for c in found if c.reason]
+    why = (
+        "unsupported: between hosts NCCL goes by the ranks, and chooses; rings are compared inside "
+        "a host"
+    )
+    assert left_out == [("none/auto_ring", why), ("none/0-2-1-3", why)]
+
+
 def test_ranks_go_from_host_to_host_as_the_config_lists_them() -> None:
     """NCCL joins hosts in the order of their ranks."""
     hosts = [host(small(), f"h{n}") for n in range(1, 5)]

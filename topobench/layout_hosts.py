@@ -147,6 +147,9 @@ class _Layout:
         ring = rings.AUTO if on_gpus and choice.probe.arms is Arms.GANG else None
         cases = choice.cases(ranks=len(seats), backend=backend, hosts="all")
         plain = self._arm(seats, ring)
+        for left_out in rings.over_hosts(self.site.config.rings) if ring else ():
+            cell = self._lacking(choice, Lack(left_out.status, left_out.reason), self.hosts[0])
+            yield dataclasses.replace(cell, arm=Arm(Binding("none"), left_out.name))
         hosts = list({s.host.key: s.host for s in seats}.values())
         more, refused = environments(self.site.config, plain, hosts, on_gpus=on_gpus)
         for arm, why in refused:

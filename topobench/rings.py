@@ -217,6 +217,13 @@ def without_nccl(wanted: Sequence[str | Orders | Sequence[int]]) -> list[RingRef
     return [RingRefusal(_name(item), Status.NOT_APPLICABLE, why) for item in wanted if item != AUTO]
 
 
+def over_hosts(wanted: Sequence[str | Orders | Sequence[int]]) -> list[RingRefusal]:
+    """The ring arms asked for, between GPUs of several hosts."""
+    text = "between hosts NCCL goes by the ranks, and chooses; rings are compared inside a host"
+    why = Reason(ReasonCode.UNSUPPORTED, text)
+    return [RingRefusal(_name(item), Status.SKIPPED, why) for item in wanted if item != AUTO]
+
+
 def _name(given: str | Orders | Sequence[int]) -> str:
     if isinstance(given, str):
         return given
