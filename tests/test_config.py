@@ -21,7 +21,7 @@ from topobench.config import (
     ProbeChoice,
     RayConfig,
 )
-from topobench.config_fields import BUILT_IN_BINDINGS, RING_NAMES
+from topobench.config_arms import BUILT_IN_BINDINGS, RING_NAMES
 from topobench.errors import ConfigError
 from topobench.masking import mask_urls
 from topobench.probes import registry

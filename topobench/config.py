@@ -18,15 +18,14 @@ from typing import Any
 
 import yaml
 
-from topobench import config_commands, config_fields, config_servers, yaml_strict
+from topobench import config_arms, config_commands, config_fields, config_servers, yaml_strict
+from topobench.config_arms import BindingChoice, Ring
 from topobench.config_fields import (
-    BindingChoice,
     Fields,
     HostExpectation,
     Parsers,
     ProbeChoice,
     RayConfig,
-    Ring,
     expected,
     value_of,
 )
@@ -186,10 +185,10 @@ KEYS: Parsers = {
     "only_hosts": config_fields.strings,
     "devices": config_fields.strings,
     "probes": config_fields.probes,
-    "bindings": config_fields.bindings,
+    "bindings": config_arms.bindings,
     "one_binding": config_fields.one_binding,
-    "rings": config_fields.rings,
-    "env_arms": config_fields.env_arms,
+    "rings": config_arms.rings,
+    "env_arms": config_arms.env_arms,
     "env": config_fields.environment,
     "budget": lambda fields, node, key: fields.parsed(node, key, _budget),
     "seed": value_of(parse_count),
@@ -293,7 +292,7 @@ def profiles() -> Mapping[str, Profile]:
         "summary": value_of(str),
         "processes": value_of(parse_count),
         "blocks": value_of(parse_count),
-        "bindings": config_fields.bindings,
+        "bindings": config_arms.bindings,
         "one_binding": config_fields.one_binding,
         "probes": config_fields.probes,
     }
@@ -462,7 +461,7 @@ def _flag_bindings(
     given: str, file: Mapping[str, Any], fields: Fields
 ) -> tuple[BindingChoice, ...]:
     """Arms named by a flag: built-in ones and those the file describes."""
-    known = {name: BindingChoice(name) for name in config_fields.BUILT_IN_BINDINGS}
+    known = {name: BindingChoice(name) for name in config_arms.BUILT_IN_BINDINGS}
     known |= {choice.name: choice for choice in file.get("bindings", ())}
     names = config_fields.strings(fields, _flag_list("--bindings", given, fields), "bindings")
     for name in names:
@@ -578,7 +577,7 @@ def _ring_yaml(ring: Ring) -> Any:
 
 
 def _binding_yaml(choice: BindingChoice) -> Any:
-    if choice.name in config_fields.BUILT_IN_BINDINGS:
+    if choice.name in config_arms.BUILT_IN_BINDINGS:
         return choice.name
     shown = {"name": choice.name}
     if choice.cpus or choice.cpu_nodes:
