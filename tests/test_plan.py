@@ -270,15 +270,17 @@ class TestGpuHost:
         ]
 
     def test_ring_orders_that_cannot_differ_or_be_judged_are_refused(self) -> None:
+        """Those that are run bring along what they are held against: NCCL's own rings."""
         chosen = dataclasses.replace(
             configured(probes="all_reduce", bindings="none"), rings=("auto", "best", (0, 2, 1, 3))
         )
         cells = make_plan(chosen, [host(dual(gpus=4))], seed=1).cells
-        assert {c.arm.ring for c in planned(cells)} == {"auto", "0-2-1-3"}
+        assert {c.arm.ring for c in planned(cells)} == {"auto", "0-2-1-3", "auto_ring"}
         assert reasons(cells) == [
             ("all_reduce", "none/best", Status.SKIPPED, ReasonCode.UNSUPPORTED)
         ]
         two = make_plan(chosen, [host(dual(gpus=2))], seed=1).cells
+        assert {c.arm.ring for c in planned(two)} == {"auto"}
         assert reasons(two) == [
             ("all_reduce", "none/best", Status.NOT_APPLICABLE, ReasonCode.EQUIVALENT_ARMS),
             ("all_reduce", "none/0-2-1-3", Status.NOT_APPLICABLE, ReasonCode.EQUIVALENT_ARMS),

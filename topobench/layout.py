@@ -479,6 +479,8 @@ class _Layout:
         names: list[str | None] = [arm.name for arm in found if isinstance(arm, rings.RingArm)]
         if names and not bench.env_arms:
             return names[:1], []
+        if set(names) - {rings.AUTO, rings.AUTO_RING}:  # which are held against NCCL's own rings
+            names = list(dict.fromkeys([*names, rings.AUTO_RING]))
         return names, _ring_refusals(found)
 
     def _rounds(self, groups: Sequence[_Group], label: str, count: int) -> Iterator[Cell]:
