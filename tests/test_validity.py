@@ -248,6 +248,21 @@ def test_a_crowded_host_is_told() -> None:
     assert codes(host(load_1m=[9.0, 14.0], cpu_count=8)) == []
 
 
+def test_a_run_that_waited_for_a_cpu_is_told_unless_its_ranks_waited_for_each_other() -> None:
+    """The load of the minute before says nothing of what begins with the run, or of one CPU."""
+    late = {**host(cpu_count=8), "cpu_wait_seconds": 0.3}
+    two = Binding("own", cpus="4-5", threads=2)
+    (finding,) = validity.findings(late, cell(binding=two), NOWHERE)
+    assert str(finding) == "host_busy: the run waited 0.300 s of 2.000 s for a CPU that others held"
+    assert finding.status is None
+    assert codes({**late, "cpu_wait_seconds": 0.09}, two) == []
+    assert codes(late, replace(two, threads=3)) == []
+    for threads, told in ((1, 1), (2, 0)):  # a rank's transport has a thread, too
+        four = Binding("own", cpus="0-3", threads=threads)
+        gang = replace(cell(binding=four), ranks=2)
+        assert len(validity.findings(late, gang, NOWHERE)) == told
+
+
 def test_errors_of_networks_are_told_where_ranks_talk() -> None:
     lossy = host(counted={"tcp_sent_segments": 10_000, "tcp_resent_segments": 400})
     lossy["nics"] = {"mlx5_0/1": {"sent_bytes": 9, "out_of_sequence": 3}, "eth0": {"sent_bytes": 1}}

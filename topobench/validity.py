@@ -16,7 +16,7 @@ from typing import Any
 from topobench import ceilings, stats
 from topobench import conditions as words
 from topobench.reading import MEASURED, Cell, Reading, Reason, ReasonCode, Run, Status, to_json
-from topobench.topology import Topology
+from topobench.topology import Topology, parse_cpu_list
 from topobench.units import format_bytes, format_percent, format_rate, format_seconds
 
 POWER_BOUND = frozenset({"gemm", "prefill", "decode", "serving"})
@@ -35,6 +35,8 @@ HELD_BACK_INVALID = 0.01
 """Share of a run for which a control group's cpu.max held threads back."""
 LOAD_WARNED = 1.5
 """Threads that want to run for each CPU; our own workers never ask for more than one."""
+WAITED_WARNED = 0.05
+"""Share of a run for which its own thread was ready and had no CPU."""
 RESENT_WARNED, RESENT_LEAST = 0.01, 100
 """Share and number of TCP segments sent again."""
 NIC_ERRORS = frozenset(
@@ -93,6 +95,7 @@ def findings(conditions: Conditions, cell: Cell, topology: Topology) -> list[Fin
             *_steal(host, cell, conditions.get("env") or {}),
             *_held_back(host, cell, seconds),
             *_load(host),
+            *_waited(conditions.get("cpu_wait_seconds"), seconds, cell, topology),
             *_clock(host),
         ]
         if cell.ranks > 1:
@@ -245,6 +248,20 @@ def _load(host: Conditions) -> Iterator[Finding]:
     before, cpus = (host.get("load_1m") or [None])[0], host.get("cpu_count")
     if before is not None and cpus and before > LOAD_WARNED * cpus:
         text = f"before the run {before:.0f} threads wanted to run on {cpus} CPUs"
+        yield Finding("host_busy", text)
+
+
+def _waited(
+    waited: float | None, seconds: float | None, cell: Cell, topology: Topology
+) -> Iterator[Finding]:
+    """CPUs that others held meanwhile, whatever the load of the minute before was."""
+    if not waited or not seconds or waited < WAITED_WARNED * seconds:
+        return
+    binding, ranks = cell.arm.binding, cell.ranks
+    helpers = 1 if ranks == 1 else 2  # each rank of a gang has a thread for its transport
+    cpus = parse_cpu_list(binding.cpus or topology.cpus.allowed)
+    if binding.threads * ranks * helpers <= len(cpus):  # else ranks wait for each other
+        text = f"the run waited {waited:.3f} s of {seconds:.3f} s for a CPU that others held"
         yield Finding("host_busy", text)
 
 
