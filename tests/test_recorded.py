@@ -23,6 +23,7 @@ from topobench.agents.nccl_run import unpack
 from topobench.device_figures import device_figures
 from topobench.effects import Bench, benches, compared
 from topobench.prefill_shared import Shared
+from topobench.report.notes import notes
 from topobench.report.page import Sight, computing, render_report
 from topobench.report.page.arms import arms
 from topobench.report.page.parts import Figure
@@ -352,6 +353,17 @@ def test_its_report_fits_and_names_both_gpus() -> None:
 def test_the_report_of_eight_blocks_says_equivalent() -> None:
     text = printed(render_sweep(document(RINGS)["data"]), 100)
     assert "verdict equivalent" in text
+
+
+def test_ten_samples_that_agree_are_settled_though_the_time_ran_out() -> None:
+    """Small all-reduces take ten; the widest of their intervals is 0.2 % to each side."""
+    ended = {r["stop_reason"] for c in cells("all_reduce", RINGS) for r in c["readings"]}
+    assert ended == {"budget", "converged"}
+    assert [*notes(cells("all_reduce", RINGS))][-1].startswith("arms: ")
+    assert [*notes(cells("all_reduce"))][-1] == (
+        "not settled: 1 of 120 cells ended before the median was steady (budget)"
+    )
+    assert [*notes(cells("gemm"))][-1].startswith("not settled: 6 of 6 cells")
 
 
 def test_the_advice_on_eight_blocks_is_to_leave_the_rings_to_nccl() -> None:

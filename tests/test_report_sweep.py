@@ -184,12 +184,17 @@ def test_what_was_really_used_stands_beside_what_was_asked_for() -> None:
 
 
 def test_cells_that_did_not_settle_are_counted() -> None:
-    ends = ("converged", "budget", "drift", "fixed")
+    """Time that ran out with a narrow interval was enough; 1.5 % is narrow for times alone."""
+    wide, narrow = {"ci_lo": 0.985e9, "ci_hi": 1.015e9}, {"ci_lo": 0.995e9, "ci_hi": 1.005e9}
+    ends = [("converged", wide), ("budget", wide), ("drift", narrow), ("fixed", wide)]
+    ends += [("budget", narrow), ("n_max", narrow)]
     cells = [
-        cell("p", [reading(RATE, 1e9, stop_reason=e)], process_no=i) for i, e in enumerate(ends)
+        cell("p", [reading(RATE, 1e9, stop_reason=end, **interval)], process_no=i)
+        for i, (end, interval) in enumerate(ends)
     ]
+    cells.append(cell("p", [reading("latency_seconds", 1e9, stop_reason="budget", **wide)]))
     assert (
-        "  not settled: 2 of 4 cells ended before the median was steady (budget, drift)\n"
+        "  not settled: 2 of 7 cells ended before the median was steady (budget, drift)\n"
     ) in report(sweep([host()], cells))
 
 

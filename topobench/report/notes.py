@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from topobench import env_arms
+from topobench import env_arms, stats
 from topobench.reading import MEASURED
 from topobench.report.figures import label
 from topobench.report.safe import clean
@@ -18,6 +18,7 @@ Cell = Mapping[str, Any]
 PROOFS = frozenset({"locality_ratio"})
 """Metrics that prove a binding; told in a sentence, as they are no results."""
 _SETTLED = frozenset({"converged", "fixed", None})
+_OUT_OF_TIME = frozenset({"budget", "n_max"})
 
 
 def notes(cells: Sequence[Cell]) -> Iterator[str]:
@@ -97,9 +98,21 @@ def _unsettled(cells: Sequence[Cell]) -> Iterator[str]:
     """Cells whose sampling ended before their medians were known well enough."""
     reasons: Counter[str] = Counter()
     for cell in cells:
-        ends = [r["stop_reason"] for r in cell["readings"] if r["stop_reason"] not in _SETTLED]
+        ends = [r["stop_reason"] for r in cell["readings"] if not _is_settled(r)]
         reasons.update(clean(e) for e in ends[:1])
     if reasons:
         why = ", ".join(reasons)
         of = count(len(cells), "cell")
         yield f"not settled: {reasons.total()} of {of} ended before the median was steady ({why})"
+
+
+def _is_settled(reading: Mapping[str, Any]) -> bool:
+    """Whether sampling converged, or ran out of time with an interval that is as narrow."""
+    if reading["stop_reason"] in _SETTLED:
+        return True
+    low, high = reading["ci_lo"], reading["ci_hi"]
+    if reading["stop_reason"] not in _OUT_OF_TIME or low is None or high is None:
+        return False
+    is_time = reading["metric"].endswith("_seconds")
+    tolerance = stats.LATENCY_TOLERANCE if is_time else stats.BANDWIDTH_TOLERANCE
+    return bool(high - low < 2 * tolerance * reading["median"])
