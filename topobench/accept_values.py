@@ -11,7 +11,7 @@ from topobench.accept_criteria import Rule
 from topobench.accept_words import Answer, Found
 from topobench.comparability import refusal
 from topobench.compare_cases import devices_of, host_of, process_of
-from topobench.comparison import MIN_PROCESSES, compare, detectable_centre
+from topobench.comparison import MIN_PROCESSES, Comparison, compare, detectable_centre
 from topobench.measured import Value, collapsed, grouped
 from topobench.reading import Better, CiLevel
 
@@ -77,17 +77,7 @@ def against_reference(
 ) -> Found:
     """Against what a reference sweep measured of the same case."""
     assert rule.margin is not None
-    subject = group[0].subject
-    same = [
-        v
-        for v in reference
-        if v.metric == group[0].metric
-        and v.subject.probe == subject.probe
-        and v.subject.params_hash == subject.params_hash
-        and v.subject.arm == subject.arm
-        and (v.rank is None) == (group[0].rank is None)
-        and len(v.subject.devices) == len(subject.devices)
-    ]
+    same = [v for v in reference if _is_same_case(v, group[0])]
     if not same:
         reason = f"sweep {rule.reference} did not measure this case"
         return replace(found, answer=Answer.NOT_MEASURED, reason=reason)
@@ -110,11 +100,29 @@ def against_reference(
         level=CiLevel.BETWEEN,
         with_p=False,
     )
+    return _within_margin(found, result, rule.margin)
+
+
+def _is_same_case(a: Value, b: Value) -> bool:
+    """Whether two values are of one metric, case, arm and number of devices."""
+    one, other = a.subject, b.subject
+    return (
+        a.metric == b.metric
+        and one.probe == other.probe
+        and one.params_hash == other.params_hash
+        and one.arm == other.arm
+        and (a.rank is None) == (b.rank is None)
+        and len(one.devices) == len(other.devices)
+    )
+
+
+def _within_margin(found: Found, result: Comparison, margin: float) -> Found:
+    """What the interval of the change from the reference says of the margin."""
     found = replace(found, effect_ratio=result.effect_ratio, mde=result.mde)
     if result.lo is None or result.hi is None:
-        text = f"{len(others)} values of the reference against {len(own)} {found.unit_of}"
+        text = f"{result.n_a} values of the reference against {result.n_b} {found.unit_of}"
         return replace(found, reason=f"{text}; at least {MIN_PROCESSES} a side are needed")
-    met, missed = result.lo >= -rule.margin, result.hi < -rule.margin
+    met, missed = result.lo >= -margin, result.hi < -margin
     answer = Answer.PASS if met else Answer.FAIL if missed else Answer.INCONCLUSIVE
     words = {
         Answer.PASS: "the whole interval of the change is better than the margin",

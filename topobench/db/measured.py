@@ -111,19 +111,17 @@ def _count(connection: Connection, wanted: Sequence[sa.ColumnElement[bool]]) -> 
     return int(connection.execute(query).scalar_one())
 
 
-def _values(connection: Connection, wanted: Sequence[sa.ColumnElement[bool]]) -> list[Value]:
+def _rows(
+    connection: Connection, wanted: Sequence[sa.ColumnElement[bool]]
+) -> list[sa.Row[*tuple[Any, ...]]]:
+    """One row a reading; should a cell have been measured twice, of its last attempt."""
     r, d, c, w, m = schema.run, schema.reading, schema.cell, schema.sweep, schema.metric
     query = (
         sa.select(
             *(r.c.id, r.c.uuid, r.c.cell_id, r.c.started_at, r.c.series_id),
             *(r.c.environment_id, r.c.topology_id, c.c.process_no, c.c.block, c.c.path_class),
-            *(
-                w.c.uuid.label("sweep"),
-                w.c.started_at.label("began"),
-                m.c.name,
-                m.c.unit,
-                m.c.better,
-            ),
+            *(w.c.uuid.label("sweep"), w.c.started_at.label("began")),
+            *(m.c.name, m.c.unit, m.c.better),
             *(d.c.point, d.c.rank, d.c.n, d.c.median, d.c.p99),
         )
         .select_from(_tables().join(m, m.c.id == d.c.metric_id))
@@ -131,9 +129,12 @@ def _values(connection: Connection, wanted: Sequence[sa.ColumnElement[bool]]) ->
         .order_by(r.c.id, d.c.seq)
     )
     rows = connection.execute(query).all()
-    # Should a cell have been measured twice, its last attempt is what counts.
     last = {row.cell_id: row.id for row in rows}
-    rows = [row for row in rows if last[row.cell_id] == row.id]
+    return [row for row in rows if last[row.cell_id] == row.id]
+
+
+def _values(connection: Connection, wanted: Sequence[sa.ColumnElement[bool]]) -> list[Value]:
+    rows = _rows(connection, wanted)
     subjects = _subjects(connection, {row.series_id for row in rows})
     software = _software(connection, {row.environment_id for row in rows})
     wiring = _wiring(connection, {row.topology_id for row in rows} - {None})
