@@ -9,7 +9,18 @@ from typing import Annotated
 import typer
 
 from topobench.cli_commands import Trigger
-from topobench.cli_output import Format, FormatOption, emit, stderr_console, stdout_kept_clean
+from topobench.cli_output import (
+    LOOPBACK,
+    PORT,
+    AddressOption,
+    Format,
+    FormatOption,
+    PortOption,
+    TokenFileOption,
+    emit,
+    stderr_console,
+    stdout_kept_clean,
+)
 
 FleetOption = Annotated[
     Path, typer.Option("--fleet", metavar="FILE", help="fleet.yaml (docs/operations.md).")
@@ -73,16 +84,9 @@ def sweep(
 def daemon(
     *,
     fleet: FleetOption,
-    host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")
-    ] = 8420,
-    token_file: Annotated[
-        Path | None,
-        typer.Option("--token-file", metavar="FILE", help="What visitors must know; one line."),
-    ] = None,
+    host: AddressOption = LOOPBACK,
+    port: PortOption = PORT,
+    token_file: TokenFileOption = None,
     output: FormatOption = Format.TABLE,
 ) -> int:
     """

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -54,6 +55,16 @@ StoreOption = Annotated[
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="table for people, json.")]
 RowsOption = Annotated[RowsFormat, typer.Option("--format", help="table for people, csv, json.")]
+AddressOption = Annotated[
+    str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")
+]
+PortOption = Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option("--token-file", metavar="FILE", help="What visitors must know; one line."),
+]
+LOOPBACK, PORT = "127.0.0.1", 8420
+"""Where the web pages are shown, if nothing else is said."""
 
 
 def store_url(given: str | None) -> str:

@@ -9,11 +9,16 @@ from typing import Annotated
 import typer
 
 from topobench.cli_output import (
+    LOOPBACK,
+    PORT,
+    AddressOption,
     Format,
     FormatOption,
+    PortOption,
     RowsFormat,
     RowsOption,
     StoreOption,
+    TokenFileOption,
     emit,
     store_url,
 )
@@ -21,16 +26,9 @@ from topobench.cli_output import (
 
 def serve(
     *,
-    host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")
-    ] = 8420,
-    token_file: Annotated[
-        Path | None,
-        typer.Option("--token-file", metavar="FILE", help="What visitors must know; one line."),
-    ] = None,
+    host: AddressOption = LOOPBACK,
+    port: PortOption = PORT,
+    token_file: TokenFileOption = None,
     store: StoreOption = None,
     output: FormatOption = Format.TABLE,
 ) -> int:

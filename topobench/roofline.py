@@ -154,15 +154,22 @@ def work_of(probe: str, params: Mapping[str, Scalar]) -> Work | None:
     return None
 
 
+def _shape(params: Mapping[str, Scalar]) -> shapes.Shape | None:
+    """None for one that this version does not know."""
+    try:
+        return shapes.shape_of(str(params.get("shape")))
+    except ValueError:
+        return None
+
+
 def _prefill(params: Mapping[str, Scalar]) -> Work | None:
     """A pass of the model: launching is hidden when it is timed, so it counts as one."""
     precision = PRECISIONS.get(str(params.get("dtype")))
     sequence, batch = params.get("sequence"), params.get("batch")
     if precision is None or not isinstance(sequence, int) or not isinstance(batch, int):
         return None
-    try:
-        shape = shapes.shape_of(str(params.get("shape")))
-    except ValueError:  # a shape that this version does not know
+    shape = _shape(params)
+    if shape is None:
         return None
     return Work(
         memory_bytes=moved_bytes(shape, precision, sequence, batch),
@@ -178,9 +185,8 @@ def _decode(params: Mapping[str, Scalar]) -> Work | None:
     context, batch = params.get("context"), params.get("batch")
     if not (precision and kept and isinstance(context, int) and isinstance(batch, int)):
         return None
-    try:
-        shape = shapes.shape_of(str(params.get("shape")))
-    except ValueError:  # a shape that this version does not know
+    shape = _shape(params)
+    if shape is None:
         return None
     return Work(
         memory_bytes=decode_work.read_bytes(shape, precision, kept, context, batch),
