@@ -41,6 +41,29 @@ def test_arms_are_paired_block_by_block_so_that_drift_cancels() -> None:
     assert found.p is None
 
 
+@pytest.mark.parametrize(
+    ("probe", "ones", "words"),
+    [
+        ("host_to_device", [{"memory": "pinned"}, {"memory": "pageable"}], ["", " pageable"]),
+        ("peer", [{"ways": w} for w in ("one", "both", "all")], ["", " both ways", " all at once"]),
+        ("peer", [{"p2p": "on"}, {"p2p": "off"}], ["", " P2P off"]),
+        ("gemm", [{"size": 4096}, {"size": 8192}], [" 4096", " 8192"]),
+        ("weight_load", [{"readers": 1}, {"readers": 4}], [" 1 readers", " 4 readers"]),
+        ("weight_load", [{"chunk_bytes": 1 << 20, "io": "direct"}], [" direct by 1 MiB"]),
+    ],
+)
+def test_cases_that_differ_have_words_that_differ(
+    probe: str, ones: list[dict[str, Any]], words: list[str]
+) -> None:
+    """In a figure of arms, cases with the same words stood on one line."""
+    cells = [
+        {**copy(arm, 0, 1e9), "probe": probe, "params": one}
+        for one in ones
+        for arm in ("none", "local")
+    ]
+    assert [bench.words for bench in benches(cells)] == [f"{probe}{word}" for word in words]
+
+
 def test_workers_that_chose_different_attention_kernels_are_no_pair() -> None:
     """Another kernel takes 2 % longer; binding changes nothing, and must not be called slower."""
     cells = []

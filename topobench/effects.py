@@ -36,8 +36,15 @@ HOST_PART = "host_part_seconds"
 _REFERENCES = ("none", "local")
 _TOLD = (
     *("op", "direction", "shape", "attention", "place", "mode", "pool", "order"),
-    *("dtype", "kv_dtype", "server"),
+    *("dtype", "kv_dtype", "size", "io", "server"),
 )
+_UNUSUAL: Mapping[tuple[str, Scalar], str] = {
+    ("memory", "pageable"): "pageable",
+    ("ways", "both"): "both ways",
+    ("ways", "all"): "all at once",
+    ("p2p", "off"): "P2P off",
+}
+"""Values that are told; the others go without saying."""
 _NOT_RESULTS = frozenset({"locality_ratio"})
 _OF_A_GPU = ({"device"}, {"rank", "device"})
 """Coordinates of what one of several GPUs gave that were measured at once."""
@@ -81,10 +88,14 @@ class Bench:
         """``host_to_device h2d 256 MiB``: all but the devices and the metric."""
         params = dict(self.params)
         words = [str(params[k]) for k in _TOLD if params.get(k)]
+        words += [text for (name, value), text in _UNUSUAL.items() if params.get(name) == value]
         if tokens := params.get("sequence") or params.get("context"):
             words.append(f"{params.get('batch', 1)} x {tokens} tokens")
         size = params.get("bytes")
         words += [format_bytes(size)] if isinstance(size, int) else []
+        chunk, readers = params.get("chunk_bytes"), params.get("readers")
+        words += [f"by {format_bytes(chunk)}"] if isinstance(chunk, int) else []
+        words += [f"{readers} readers"] if readers else []
         words += ["all GPUs at once"] if params.get("at_once") == "all" else []
         if self.ranks > 1 and not params.get("at_once"):
             words.append(f"{self.ranks} ranks")
