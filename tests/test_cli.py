@@ -113,6 +113,31 @@ def test_a_bad_flag_is_a_usage_error(
     assert "--help" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["probee"], "No such command 'probee'. Did you mean 'probe'? See --help"),
+        (
+            ["probe", "--seed", "x"],
+            "Invalid value for '--seed': Input should be a valid integer; see --help",
+        ),
+        (
+            ["probe", "--trigger", "now"],
+            "Invalid value for '--trigger': 'now' is not one of 'manual', 'cron'; see --help",
+        ),
+        (
+            ["topo", "import", "matrix.txt"],
+            "Missing option '--from'. Choose from: smi, hwloc, nccl, json; see --help",
+        ),
+    ],
+)
+def test_what_the_parser_refuses_is_one_line_in_plain_words(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err == f"topobench: {told}\n"
+
+
 @pytest.mark.parametrize("words", BODIES, ids=IDS)
 def test_a_bad_flag_gives_one_json_document_where_json_is_asked(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]

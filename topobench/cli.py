@@ -134,7 +134,13 @@ def _interrupted(argv: Sequence[str], number: int) -> int:
 def _sentence(error: typer.TyperException) -> str:
     """What the parser found wrong, and where the help is."""
     text = error.format_message() if hasattr(error, "format_message") else str(error)
-    return text if text.startswith("Usage:") else f"{text.rstrip('.')}; see --help"
+    if text.startswith("Usage:"):
+        return text
+    text = _OF_VALIDATORS.sub("", " ".join(text.split())).rstrip(".")
+    return f"{text} See --help" if text.endswith("?") else f"{text}; see --help"
+
+
+_OF_VALIDATORS = re.compile(r"Value error, |, unable to parse string as an? \w+")
 
 
 def _complain(argv: Sequence[str], error: Exception) -> int:
