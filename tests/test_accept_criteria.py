@@ -55,7 +55,7 @@ def test_a_reference_has_a_margin(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        (f"kind: {KIND}", "kind: topobench/v1", "c.yaml:1: kind: topobench/v1 is not read"),
+        (f"kind: {KIND}", "kind: topobench/v1", "c.yaml:1: kind: topobench/v1 is a cluster file"),
         (f"kind: {KIND}\n", "", "c.yaml:1: kind: missing"),
         (RULE, "", "c.yaml:3: rules: has no value"),
         ("probe: host_to_device", "probe: host_to_devise", "did you mean host_to_device"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planning import host, small
@@ -369,6 +369,10 @@ class TestKind:
             ("name: lab\n", "cluster.yaml:1: kind: missing; a topobench cluster file starts"),
             ("kind: topobench/v2\n", "cluster.yaml:1: kind: topobench/v2 is not read by this"),
             ("kind: RayCluster\n", "cluster.yaml:1: kind: RayCluster is not read by this version"),
+            (
+                "kind: topobench-fleet/v1\n",
+                "cluster.yaml:1: kind: topobench-fleet/v1 is a fleet file, for sweep --fleet",
+            ),
             ("kind: [a]\n", "cluster.yaml:1: kind: no text is not read by this version"),
         ],
     )
@@ -593,6 +597,7 @@ class TestDocumentation:
         assert mistakes(tmp_path, text, sets=("host_memory.byts=1M",)) == printed
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_garbage_gives_only_our_error(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     """Whatever a file holds, the answer is a configuration or a ConfigError naming the file."""

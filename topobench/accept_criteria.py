@@ -23,6 +23,7 @@ from topobench.config_fields import (
     parse_name,
     parse_parameter,
     value_of,
+    wrong_kind,
 )
 from topobench.errors import ConfigError, UsageError
 from topobench.probes import registry
@@ -188,8 +189,7 @@ def _check_kind(table: Table, path: Path) -> None:
     if kind is None:
         raise ConfigError([f"{table.where}: kind: missing; {ours}"])
     if not isinstance(kind.value, Text) or kind.value.value != KIND:
-        given = kind.value.value if isinstance(kind.value, Text) else "no text"
-        raise ConfigError([f"{kind.where}: kind: {given} is not read by this version; {ours}"])
+        raise ConfigError([f"{kind.where}: kind: {wrong_kind(kind.value)}; {ours}"])
 
 
 def _rules(fields: Fields, node: Node, key: str) -> tuple[Rule, ...]:

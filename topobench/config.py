@@ -406,8 +406,8 @@ def _check_kind(path: Path, table: Table) -> None:
     if kind is None:
         raise ConfigError([f"{path}:{_line(table)}: kind: missing; {ours}"])
     if not isinstance(kind.value, Text) or kind.value.value != KIND:
-        given = kind.value.value if isinstance(kind.value, Text) else "no text"
-        raise ConfigError([f"{kind.where}: kind: {given} is not read by this version; {ours}"])
+        found = config_fields.wrong_kind(kind.value)
+        raise ConfigError([f"{kind.where}: kind: {found}; {ours}"])
 
 
 def _line(table: Table) -> str:

@@ -168,6 +168,20 @@ class Fields:
 Parsers = Mapping[str, Callable[[Fields, Node, str], Any]]
 
 
+KINDS_OF_FILES = {
+    "topobench/v1": "a cluster file, for --cluster",
+    "topobench-fleet/v1": "a fleet file, for sweep --fleet and daemon --fleet",
+    "topobench/criteria/v1": "acceptance criteria, for accept --criteria",
+}
+
+
+def wrong_kind(kind: Node) -> str:
+    """What a file of another kind than the one wanted is."""
+    given = kind.value if isinstance(kind, Text) else "no text"
+    what = KINDS_OF_FILES.get(given)
+    return f"{given} is {what}" if what else f"{given} is not read by this version"
+
+
 def expected(word: str, accepted: Iterable[str]) -> str:
     """``accepted are a, b, c; did you mean b?``."""
     names = list(accepted)

@@ -160,7 +160,7 @@ def _check_kind(path: Path, table: Table) -> None:
     """Refuse other files outright: their keys would drown the one message."""
     kind = next((e.value for e in table.entries if e.key == "kind"), None)
     if not isinstance(kind, Text) or kind.value != KIND:
-        given = kind.value if isinstance(kind, Text) else "missing"
+        given = "missing" if kind is None else config_fields.wrong_kind(kind)
         says = f"a topobench fleet file starts with kind: {KIND}, see docs/operations.md"
         raise ConfigError([f"{path}: kind: {given}; {says}"])
 
