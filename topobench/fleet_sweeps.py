@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import importlib.util
 import os
-import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from topobench import commands, fleet, fleet_memory, fleet_missed, fleet_spool
 from topobench.commands import Outcome
 from topobench.errors import ConfigError, StoreError, TopobenchError, UsageError
+from topobench.extras import install_line
 from topobench.fleet import Fleet, Schedule
 from topobench.fleet_memory import Memory, UnderWay
 from topobench.fleet_missed import CLOCKS_APART, Missed
@@ -170,10 +170,7 @@ class _Look:
 def _check_textfile(path: Path) -> None:
     """Refuse what could not be written after a night of measuring."""
     if importlib.util.find_spec("prometheus_client") is None:
-        raise UsageError(
-            f"--textfile needs the package prometheus-client: {sys.executable} -m pip install "
-            "'topobench[web]'"
-        )
+        raise UsageError(f"--textfile needs the package prometheus-client: {install_line('web')}")
     if not os.access(path.parent, os.W_OK | os.X_OK) or path.is_dir():
         raise UsageError(f"--textfile {path}: its folder must exist and be writable")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from topobench.commands import Outcome
 from topobench.errors import NotFound, StoreUnreachable, TopobenchError, UsageError
+from topobench.extras import install_line
 from topobench.report.safe import clean
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def serve(
         from topobench.web import app
     except ImportError as error:
         raise UsageError(
-            f"{error.name} is not installed; serve needs: pip install 'topobench[web]'"
+            f"{error.name} is not installed; serve needs: {install_line('web')}"
         ) from error
     from topobench.masking import mask_urls
 
@@ -226,7 +227,8 @@ def _sweep_and_host(store: Store, host: str | None, sweep: str | None) -> tuple[
     ]
     if len(chosen) == 1:
         return found, chosen[0]["key"]
-    names = ", ".join(h["key"] if host else h["name"] for h in (chosen or hosts)[:10])
+    told = [h["key"] if host else h["name"] for h in chosen or hosts]
+    names = ", ".join(told[:10]) + (f" and {len(told) - 10} more" if len(told) > 10 else "")
     if not chosen:
         raise UsageError(f"host {host!r} is not in sweep {found[:8]}; it has {names}")
     raise UsageError(f"sweep {found[:8]} has {len(chosen)} hosts; name one of {names}")

@@ -31,6 +31,7 @@ from sqlalchemy.exc import (
 )
 
 from topobench.errors import StoreError, StoreUnreachable, UsageError
+from topobench.extras import install_line
 from topobench.masking import MASK, mask_urls
 
 BUSY_SECONDS = 20.0
@@ -134,7 +135,7 @@ def make_engine(url: URL, *, read_only: bool = False) -> Engine:
         )
     except (ImportError, NoSuchModuleError) as error:
         raise StoreError(
-            f"store {mask_url(url)} needs psycopg 3: pip install 'topobench[postgres]' ({error})"
+            f"store {mask_url(url)} needs psycopg 3: {install_line('postgres')} ({error})"
         ) from error
 
     @event.listens_for(engine, "connect")

@@ -23,6 +23,7 @@ from topobench.db.engine import reading
 from topobench.db.readonly import plain
 from topobench.db.store import Store
 from topobench.errors import StoreError, UsageError
+from topobench.extras import install_line
 
 ROWS = 20_000
 """Readings in memory at a time, and in one row group."""
@@ -111,7 +112,7 @@ def _parquet() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise StoreError(
-            f"Parquet files need pyarrow: pip install 'topobench[parquet]' ({error})"
+            f"Parquet files need pyarrow: {install_line('parquet')} ({error})"
         ) from error
     return pyarrow
 

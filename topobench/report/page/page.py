@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from topobench.errors import UsageError
+from topobench.extras import install_line
 from topobench.reading import BENIGN, MEASURED, Reason
 from topobench.report import problems, serving, text, words
 from topobench.report.conditions import conditions_section
@@ -375,7 +376,7 @@ def asset(name: str) -> str:
 
 
 def _not_installed(package: str) -> UsageError:
-    return UsageError(f"{package} is not installed; pages need: pip install 'topobench[web]'")
+    return UsageError(f"{package} is not installed; pages need: {install_line('web')}")
 
 
 def _digest(script: str) -> str:
