@@ -73,6 +73,14 @@ def test_the_plan_reads_as_kept() -> None:
     check_golden("plan", printed(render_plan(plan(eight_gpus(), warnings=warnings))))
 
 
+def test_a_parameter_of_some_cells_is_told_as_theirs() -> None:
+    cells = [
+        planned("all_reduce", params={"bytes": 8192, "ranks": 2}),
+        planned("all_reduce", params={"bytes": 8192, "hosts": "all", "ranks": 2}),
+    ]
+    assert "size 8 KiB; hosts all in some; arm none" in printed(render_plan(plan(cells)))
+
+
 def test_a_plan_with_nothing_to_run_says_so() -> None:
     cells = [planned("host_to_device", status="skipped", reason="no_gpu: no NVIDIA driver")]
     shown = printed(render_plan(plan(cells, estimated_seconds=0.0, gpu_hours=0.0)))

@@ -333,3 +333,20 @@ def test_hostile_text_is_shown_as_text() -> None:
         assert not set(shown) & {"\x1b", "\x07", "\u202e", "\r"}
         assert "root#" not in {line.strip()[:5] for line in shown.splitlines()} or width == 30
     assert r"\x1b[31m[red]bad[/red]\nroot# \x07\u202e:smile:" in report(document, 400)
+
+
+def test_a_summary_counts_pairs_of_gpus_as_pairs() -> None:
+    """Of 40 hosts with a pair each, two of the third: 41 pairs, on no 41 hosts."""
+    hosts = [documents.host(f"gpu{i:02d}", gpus=4) for i in range(1, 41)]
+    cells = [
+        documents.cell(
+            "peer",
+            [documents.reading("bandwidth_bytes_per_second", 400e9 + 1e9 * i)],
+            host=f"key-gpu{i:02d}",
+            devices=[documents.gpu_uuid(f"gpu{i:02d}", g) for g in pair],
+        )
+        for i in range(1, 41)
+        for pair in ((0, 1), *([(2, 3)] if i == 3 else []))
+    ]
+    shown = printed(render_sweep(documents.sweep(hosts, cells)))
+    assert "  bandwidth, GB/s, over 41 GPU pairs\n" in shown

@@ -63,7 +63,7 @@ def collectives_section(cells: Sequence[Cell], places: Places) -> Iterator[Rende
         same = _same(facts)
         if same:
             told = (f"{columns[i].name} {facts.rows[0][i]}" for i in same)
-            yield Prose(f"all: {', '.join(told)}")
+            yield Prose(f"in all rows: {', '.join(told)}")
         kept = [i for i in range(len(columns)) if i not in same]
         rows = [[row[i] for i in kept] for row in facts.rows[:MANY_ROWS]]
         yield Sheet([columns[i] for i in kept], rows)

@@ -108,9 +108,10 @@ def _what(cells: Sequence[Cell]) -> str:
     """``chunk 64 KiB, 1 MiB; direction d2h, h2d; arms none, local; 8 GPUs; 2 processes``."""
     parts = []
     for name in dict.fromkeys(n for c in cells for n in shown_params(c["params"]) if n != "ranks"):
-        values = [v for (v,) in in_order({(c["params"].get(name),) for c in cells})]
-        if values != [None]:
-            parts.append(f"{figures.label(name)} {_values(name, values)}")
+        all_values = [v for (v,) in in_order({(c["params"].get(name),) for c in cells})]
+        if values := [v for v in all_values if v is not None]:
+            some = "" if values == all_values else " in some"
+            parts.append(f"{figures.label(name)} {_values(name, values)}{some}")
     arms = [str(a) for (a,) in in_order({(c["arm"],) for c in cells})]
     parts.append(f"{'arm' if len(arms) == 1 else 'arms'} {_values('arm', arms)}")
     devices = {d for c in cells for d in c["devices"]}

@@ -163,10 +163,16 @@ def _measured(cells: Sequence[Document], places: records.Places) -> Iterator[Ren
 
 
 def _unit(cells: Sequence[Document], places: records.Places) -> str:
-    """What the rows of a summary are: single GPUs, or whole hosts."""
+    """What the rows of a summary are, in a word to count them by."""
     if all(len(c["devices"]) == 1 for c in cells):
         return "GPU"
-    return "host" if len(places.hosts) > 1 else "GPU set"
+    if all(len(set(c.get("hosts") or ())) == 2 for c in cells):
+        return "host pair"
+    if all(c["ranks"] == 1 and len(c["devices"]) == 2 for c in cells):
+        return "GPU pair"
+    sets = {(c["host"], *c["devices"]) for c in cells}
+    whole = len(sets) == len({host for host, *_ in sets})
+    return "host" if whole and len(places.hosts) > 1 else "GPU set"
 
 
 def _has_arms(cells: Sequence[Document]) -> bool:
