@@ -104,6 +104,26 @@ def test_hosts_are_picked_where_the_file_lists_none() -> None:
 
 
 @pytest.mark.parametrize(
+    ("theirs", "told"),
+    [
+        (None, "has no topobench; this driver is 0.2. Install the same wheel there: /py -m pip "
+         "install topobench-0.2-py3-none-any.whl, or send"),
+        ("0.2", "has other sources of topobench 0.2; this driver is 0.2. Install the same wheel "
+         "there: /py -m pip install --force-reinstall --no-deps topobench-0.2-py3-none-any.whl"),
+    ],
+)  # fmt: skip
+def test_another_topobench_is_told_with_the_line_that_replaces_it(
+    theirs: str | None, told: str
+) -> None:
+    """Without being told so, pip leaves a version alone that it has already."""
+    target = targets.Target("aa", "10.9.0.10", "gpu01", BASE)
+    found = targets.difference(
+        target, {"topobench": "0.2"}, {"topobench": theirs, "interpreter": "/py"}
+    )
+    assert found.startswith(f"host gpu01 (10.9.0.10) {told}")
+
+
+@pytest.mark.parametrize(
     ("told", "said"),
     [
         (1000.0, None),

@@ -345,6 +345,8 @@ def connect(
     with _ray(address, sweep, require_token, options or {}, carried):
         base = HostRequest(sweep=sweep, env=dict(env or {}), lock=lock, idle=idle, health=health)
         targets, missing = narrow(*choose(ray.nodes(), base, hosts, address), only)
+        if missing and not targets:
+            raise AgentError("; ".join(f.text for f in missing))
         actors = _create(targets)
         # An embedded Ray runs this interpreter and these sources, by this clock.
         differing, notes = _greet(actors) if address != "local" else ([], [])

@@ -176,14 +176,17 @@ def clock_note(name: str, told: float, asked: float, answered: float) -> str | N
 
 def difference(target: Target, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """How a host's topobench differs from the driver's, and the line that mends it."""
+    anew = ""
     if theirs["topobench"] is None:
         found = "has no topobench"
     elif theirs["topobench"] != ours["topobench"]:
         found = f"has topobench {theirs['topobench']}"
     else:
         found = f"has other sources of topobench {theirs['topobench']}"
+        anew = "--force-reinstall --no-deps "  # pip takes the same version for the same thing
+    wheel = f"{anew}topobench-{ours['topobench']}-py3-none-any.whl"
     return (
         f"host {target.name} ({target.address}) {found}; this driver is {ours['topobench']}. "
-        f"Install the same wheel there: {theirs['interpreter']} -m pip install topobench=="
-        f"{ours['topobench']}, or send this one with  ray: {{ship: true}}"
+        f"Install the same wheel there: {theirs['interpreter']} -m pip install {wheel}, or send "
+        "this one with  ray: {ship: true}"
     )
