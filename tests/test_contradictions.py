@@ -22,7 +22,8 @@ from topobench.db.engine import reading as reading_of
 from topobench.db.engine import writing
 from topobench.db.keys import insert_id
 from topobench.db.store import Store
-from topobench.db.strays import all_strays
+from topobench.db.strays import all_strays, blame
+from topobench.errors import StoreError
 
 GEMM = "flop_per_second"
 
@@ -185,6 +186,10 @@ EDITS = {
         *("series", "latest_sweep_id", {"id": 2}, "1"),
         "the sweep of its usable run at latest_at",
     ),
+    "UPDATE series SET n_hosts = 2 WHERE id = 2": (
+        *("series", "n_hosts", {"id": 2}, "2"),
+        "1, the number of hosts of its devices,",
+    ),
     "UPDATE device_set SET device_id = 2 WHERE id = 1": (
         *("device_set", "device_id", {"id": 1}, "2"),
         "3, the only device that is its member,",
@@ -257,6 +262,18 @@ EDITS = {
         *("topology", "topology_class_id", {"id": 1}, "2"),
         "the class of its shape",
     ),
+    "UPDATE device SET key = 'Z' WHERE id = 1": (
+        *("device_set", "label", {"id": 2}, "A-0"),
+        "the keys of its members",
+    ),
+    "UPDATE run SET day = '2026-12-24' WHERE id = 1": (
+        *("run", "day", {"id": 1}, "2026-12-24"),
+        "2026-11-02, the UTC day of started_at,",
+    ),
+    "UPDATE sweep SET started_at = '2026-12-24T01:00:00.000000Z' WHERE id = 1": (
+        *("sweep", "started_unix_seconds", {"id": 1}, None),
+        "started_at in seconds since 1970",
+    ),
     "UPDATE arm SET document = replace(document, 'none', 'local') WHERE id = 2": (
         *("arm", "digest", {"id": 2}, None),
         "that of its document",
@@ -287,6 +304,7 @@ EVERYWHERE = (
     "UPDATE reading SET metric_id = (SELECT max(id) FROM metric) WHERE seq = 1",
     "UPDATE device_set SET device_id = NULL WHERE label = 'A-0'",
     "UPDATE annotation SET entity_id = 99",
+    "UPDATE sweep SET started_unix_seconds = started_unix_seconds + 3600",
     "UPDATE verdict SET superseded_by = id",
     "DELETE FROM run_detail WHERE run_id = (SELECT max(id) FROM run)",
     "DELETE FROM reading WHERE seq = 0 AND run_id = (SELECT max(id) FROM run)",
@@ -315,6 +333,7 @@ def test_both_engines_tell_the_same(url: str, postgres_store_url: str) -> None:
         ("verdict", "superseded_by"): 3,
         ("fit", "series_id"): 1,
         ("run", "id"): 1,
+        ("sweep", "started_unix_seconds"): 3,
         ("reading", "seq"): 1,
         ("sample", "seq"): 1,
     }
@@ -354,6 +373,31 @@ def test_what_rests_on_contradicting_rows_is_not_answered(
         text = " ".join("".join(capsys.readouterr()).split())
         assert place in text, command
         assert "one of the two rows was edited" in text
+
+
+@pytest.mark.parametrize(
+    "change", ["UPDATE run SET cell_id = 4 WHERE id = 1", "UPDATE run_member SET host_id = 2"]
+)
+def test_an_edited_store_comes_into_no_other_one(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    """Nor is it exported: what is wrong with it would look right there."""
+    by_hand(url, change)
+    other, path = f"sqlite:///{tmp_path}/other.db", url.removeprefix("sqlite:///")
+    for command in (["import", path, "--store", other], ["export", "out", "--store", url]):
+        assert cli.main(["db", *command]) == 1
+        text = " ".join("".join(capsys.readouterr()).split())
+        assert f"{path}: table run" in text, command
+        assert "`topobench db check` lists what else there is" in text
+    with Store.open(other) as store:
+        assert store.info()["rows"]["sweep"] == 0
+
+
+def test_what_breaks_over_edited_parameters_is_no_bug_of_ours(url: str) -> None:
+    assert blame(url) is None
+    by_hand(url, "UPDATE probe_case SET params = '{}' WHERE id = 1")
+    with pytest.raises(StoreError, match="table probe_case, row id 1, column digest holds"):
+        raise blame(url) or AssertionError("nobody noticed")
 
 
 def test_db_check_tells_contradictions_as_json(

@@ -255,7 +255,7 @@ def test_the_same_uuid_with_another_content_is_named(tmp_path: Path, table: str)
     with Store.open(url) as store:
         old, new = night(store, 2, 1.0, 2.0), night(store, 3, 3.0)
     shutil.copy(tmp_path / "a.db", tmp_path / "b.db")
-    changed = {"run": "digest = 'x'", "cell": "arm = 'x'", "sweep": "seed = 99"}[table]
+    changed = {"run": "digest = 'x'", "cell": "block = 7", "sweep": "seed = 99"}[table]
     with Store.open(f"sqlite:///{tmp_path}/b.db") as other, other.engine.begin() as connection:
         last = f"(SELECT max(id) FROM {table} WHERE id < (SELECT max(id) FROM {table}))"
         connection.execute(sa.text(f"UPDATE {table} SET {changed} WHERE id = {last}"))
@@ -286,6 +286,7 @@ def test_prices_and_verdicts_come_in_once(tmp_path: Path, store_url: str) -> Non
         add_price(other, Price(sku, "cloud_hour", 20.0, "EUR", valid_from="2026-01-01T00:00:00Z"))
         with other.engine.begin() as connection:
             connection.execute(sa.text(VERDICTS))
+            connection.execute(sa.text("UPDATE verdict SET sweep_id = 1"))
             connection.execute(sa.text("UPDATE verdict SET superseded_by = 2 WHERE id = 1"))
     with Store.open(store_url) as store:
         assert import_store(store, other_url).judged == 3

@@ -55,7 +55,7 @@ def cheap(
 
 def contradictions(connection: Connection) -> Iterator[Stray]:
     """Every contradiction that SQL can tell in a whole store."""
-    for rules in _grouped(RULES):
+    for rules in _grouped((*RULES, *_times(connection.dialect.name))):
         yield from broken(connection, rules)
 
 
@@ -100,6 +100,30 @@ def _told(rule: Rule, row: Mapping[str, Any], value: Any, expected: Any, rows: i
     return Stray(rule.table, row, rule.column, str(value), belongs, rows, advice=CONTRADICTS)
 
 
+def _times(engine: str) -> Iterator[Rule]:
+    """Times that a row has twice: as a moment, and as a day or in seconds since 1970."""
+    day, seconds = _MOMENTS[engine]
+    yield Rule(
+        *("run", "day", "the UTC day of started_at", f"t.day <> {day.format('t.started_at')}"),
+        expected=day.format("t.started_at"),
+    )
+    for table, name in _TWICE:
+        moment = seconds.format(f"t.{name}")
+        column = f"{name.removesuffix('_at')}_unix_seconds"
+        yield Rule(
+            *(table, column, f"{name} in seconds since 1970"),
+            f"abs(t.{column} - {moment}) > {_ROUNDED_SECONDS}",
+        )
+
+
+_ROUNDED_SECONDS = 0.01
+"""SQLite keeps days: a moment in seconds is off by some microseconds."""
+_MOMENTS = {
+    "sqlite": ("substr({}, 1, 10)", "((julianday({}) - 2440587.5) * 86400)"),
+    "postgresql": ("CAST({} AT TIME ZONE 'UTC' AS date)", "CAST(extract(epoch FROM {}) AS float8)"),
+}
+"""Engine -> a moment as its UTC day, and in seconds since 1970."""
+_TWICE = (("run", "started_at"), ("sweep", "started_at"), ("series", "latest_at"))
 _RUN = (
     "LEFT JOIN cell c ON c.id = t.cell_id LEFT JOIN series s ON s.id = t.series_id"
     " LEFT JOIN topology o ON o.id = t.topology_id"
@@ -123,6 +147,12 @@ _FIT = f"{_SWEEP} LEFT JOIN series s ON s.id = t.series_id"
 _OTHER_CLUSTER = "h.cluster_id <> w.cluster_id"
 _HOST_OF_SWEEP = "a host of the cluster of its sweep"
 _IN_SWEEP = "SELECT 1 FROM run r WHERE r.sweep_id = t.sweep_id"
+
+_N_HOSTS = (
+    "(SELECT CASE WHEN count(*) = 0 THEN 1 ELSE count(DISTINCT d.host_id) END"
+    " FROM device_set_member m JOIN device d ON d.id = m.device_id"
+    " WHERE m.device_set_id = t.device_set_id)"
+)
 
 _CHEAP = (
     Rule(
@@ -228,6 +258,12 @@ _WHOLE = (
         " JOIN host h ON h.id = d.host_id WHERE m.device_set_id = t.device_set_id"
         " AND ((t.n_hosts = 1 AND h.id <> o.id) OR h.cluster_id <> o.cluster_id))",
         "JOIN host o ON o.id = t.host_id",
+    ),
+    Rule(
+        *("series", "n_hosts", "the number of hosts of its devices"),
+        # Of an import, devices are not known.
+        f"t.source NOT LIKE 'import:%' AND t.n_hosts <> {_N_HOSTS}",
+        expected=_N_HOSTS,
     ),
     Rule(
         *("series", "latest_sweep_id", "the sweep of its usable run at latest_at"),

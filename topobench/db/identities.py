@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from topobench.db import schema
 from topobench.db.columns import digest
 from topobench.db.contradictions import Rule, broken
+from topobench.db.places import HOST_KIND
 from topobench.db.stray_words import CONTRADICTS, Stray
 from topobench.probes import registry
 from topobench.reading import Case
@@ -101,6 +102,19 @@ def _device_sets(connection: Connection) -> Iterator[_Told]:
         yield set_id, known, digest([m.device_id for m in members if m.device_id is not None])
 
 
+def _labels(connection: Connection) -> Iterator[_Told]:
+    s, m, d = schema.device_set, schema.device_set_member, schema.device
+    query = (
+        sa.select(s.c.id, s.c.label, d.c.key)
+        .select_from(s.join(m).join(d, d.c.id == m.c.device_id))
+        .order_by(s.c.id, m.c.position)
+    )
+    for (set_id, label), members in itertools.groupby(
+        _rows(connection, query), key=lambda row: (row.id, row.label)
+    ):
+        yield set_id, label, ",".join(m.key.removeprefix(f"{HOST_KIND}:") for m in members)
+
+
 def _series(connection: Connection) -> Iterator[_Told]:
     s, h, c = schema.series, schema.host, schema.cluster
     p, a, d = schema.probe_case, schema.arm, schema.device_set
@@ -139,6 +153,10 @@ _IDENTITIES = (
     _Identity(
         *("device_set", "digest", "that of its members", _device_sets),
         frozenset({"device_set", "device_set_member"}),
+    ),
+    _Identity(
+        *("device_set", "label", "the keys of its members", _labels),
+        frozenset({"device_set", "device_set_member", "device"}),
     ),
     _Identity(
         *("series", "digest", "that of its cluster, host, case, arm, devices and ranks", _series),

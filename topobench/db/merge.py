@@ -19,7 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 
-from topobench.db import merge_judged, migrate, rollups, schema
+from topobench.db import merge_judged, migrate, rollups, schema, strays
 from topobench.db.bulk import insert_rows
 from topobench.db.clocks import told_ahead
 from topobench.db.engine import (
@@ -82,10 +82,11 @@ def import_store(store: Store, url: str, *, as_cluster: str | None = None) -> Me
 
     Raises:
         UsageError: It is this very store, or has several clusters to be called one.
-        StoreError: It is no store, or this one can't take it.
+        StoreError: It is no store, a hand edited its keys, or this one can't take it.
     """
     merged = Merged()
     with _opened(url, store) as engine, reading(engine) as source:
+        strays.check_whole(source, url)
         if as_cluster is not None:
             _check_one_cluster(source, url)
         ids = list(

@@ -45,7 +45,7 @@ class Stray:
             f"{self.value[:_LONGEST]!r} where {self.belongs} belongs{more}; {self.advice}"
         )
 
-    def error(self, connection: Connection) -> StoreError:
-        """What a command ends with that would have to leave it out."""
-        where = mask_url(connection.engine.url)
+    def error(self, connection: Connection, url: str | None = None) -> StoreError:
+        """What a command ends with that would have to leave it out, or to believe it."""
+        where = mask_url(url or connection.engine.url)
         return StoreError(f"{where}: {self}; `topobench db check` lists what else there is")

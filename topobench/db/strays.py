@@ -38,10 +38,18 @@ def blame(url: str) -> StoreError | None:
     engine = make_engine(parsed, read_only=True)
     try:
         with reading(engine) as connection:
-            found = next(itertools.chain(values(connection), loose(connection)), None)
+            found = next(_strays(connection), None)
             return None if found is None else found.error(connection)
     finally:
         engine.dispose()
+
+
+def _strays(connection: Connection) -> Iterator[Stray]:
+    """One after the other, so that what comes later can rest on what was looked at before."""
+    yield from values(connection)
+    yield from loose(connection)
+    yield from contradictions(connection)
+    yield from identities(connection, ())
 
 
 def all_strays(connection: Connection) -> list[Stray]:
@@ -53,16 +61,19 @@ def all_strays(connection: Connection) -> list[Stray]:
     return [*keys, *strange, *contradictions(connection), *identities(connection, spoilt)]
 
 
-def check_whole(connection: Connection) -> None:
+def check_whole(connection: Connection, url: str | None = None) -> None:
     """
     Look at every key of a store whose rows are all to be told.
 
+    Args:
+        url: What the store is called; None: by its own.
+
     Raises:
-        StoreError: One leads nowhere; the message says where it stands.
+        StoreError: One leads nowhere, or to a wrong row; the message says where it stands.
     """
-    found = next(loose(connection), None)
+    found = next(itertools.chain(loose(connection), contradictions(connection)), None)
     if found is not None:
-        raise found.error(connection)
+        raise found.error(connection, url)
 
 
 def stray(connection: Connection) -> StoreError | None:
