@@ -118,6 +118,48 @@ def test_what_bounds_each_work_stands_under_the_roofline(rich: tuple[str, Sight]
     assert "compute gemm bf16 8192 burst" in text
 
 
+def test_sizes_and_modes_are_never_taken_for_processes_of_one_case() -> None:
+    """Their median is of none of them: copies of 1 and 256 MiB, bursts and steady products."""
+    gpus = [documents.gpu_uuid("gpu01", n) for n in (0, 1)]
+    rate, flop = "bandwidth_bytes_per_second", "flop_per_second"
+    copies = {"op": "read", "ways": "one", "p2p": "on"}
+    collective = {"dtype": "float32", "bytes": 1 << 20}
+    made = [
+        *(("peer", rate, v, {**copies, "bytes": b}) for b, v in ((1 << 20, 1e11), (1 << 28, 4e11))),
+        ("device_memory", rate, 4.0e12, {"op": "copy", "at_once": "one"}),
+        ("device_memory", rate, 3.9e12, {"op": "copy", "at_once": "all"}),
+        *(
+            ("gemm", flop, v, {"dtype": "bf16", "size": 8192, "mode": m})
+            for m, v in (("burst", 8e14), ("sustained", 6e14))
+        ),
+        *(
+            ("all_reduce", "busbw_bytes_per_second", v, {**collective, "mode": m})
+            for m, v in (("queued", 70e9), ("per_call", 20e9))
+        ),
+    ]
+    cells = [
+        {
+            **documents.cell(probe, [documents.reading(metric, value)], params=params),
+            "devices": gpus[: 2 if probe in ("peer", "all_reduce") else 1],
+            "ranks": 2 if probe == "all_reduce" else 1,
+            "path_class": "NV18",
+        }
+        for probe, metric, value, params in made
+    ]
+    page = render_report(Sight(documents.sweep([documents.host(gpus=2)], cells)))
+    text = " ".join(text_of(page).split())
+    for part in (
+        "GPU to GPU: read, one way, P2P on, 1 MiB",
+        "GPU to GPU: read, one way, P2P on, 256 MiB",
+        "copy at once one 4000.00 copy at once all 3900.00",
+        "bf16 burst 800.00 bf16 sustained 600.00",
+        "bf16 800.0 200",  # the roof, and the ridge at 800 TFLOP/s by 4 TB/s
+        "NV18 all_reduce queued float32 1 MiB arm none 1 70.00",
+        "NV18 all_reduce per_call float32 1 MiB arm none 1 20.00",
+    ):
+        assert part in text
+
+
 def test_what_sharing_costs_is_a_table() -> None:
     """Two GPUs behind one switch get half each while both are busy."""
     gpus = [documents.gpu_uuid("gpu01", n) for n in (0, 1)]

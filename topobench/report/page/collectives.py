@@ -218,36 +218,42 @@ def _class_row(
 
 def _case(cell: Cell) -> str:
     params = cell["params"]
-    words = [clean(params[k]) for k in ("op", "ways", "p2p", "dtype") if params.get(k)]
+    told = ("op", "ways", "p2p", "place", "mode", "pool", "order", "dtype")
+    words = [clean(params[k]) for k in told if params.get(k)]
     size = params.get("bytes")
     words += [format_bytes(size)] if isinstance(size, int) else []
     return " ".join([*words, f"arm {clean(cell['arm'])}"])
 
 
 def peer_matrix(name: str, cells: Sequence[Cell], places: Places) -> Iterator[Part]:
-    """A matrix of GPU pairs for each kind of copy between them."""
-    kinds: dict[tuple[str, str, str], dict[tuple[str, str], list[float]]] = {}
+    """A matrix of GPU pairs for each kind and size of copy between them."""
+    kinds: dict[Kind, dict[tuple[str, str], list[float]]] = {}
     for cell in cells:
         if cell["status"] not in MEASURED or cell["probe"] != "peer" or len(cell["devices"]) != 2:
             continue
         params = cell["params"]
-        kind = tuple(clean(params.get(k, "")) for k in ("op", "ways", "p2p"))
+        operation, ways, p2p = (clean(params.get(k, "")) for k in ("op", "ways", "p2p"))
+        kind = operation, ways, p2p, int(params.get("bytes") or 0)
         first, second = (places.devices([d]) for d in cell["devices"])
         for reading in cell["readings"]:
             if reading["metric"] == BANDWIDTH.name and not reading["point"] and reading["median"]:
-                pool = kinds.setdefault((kind[0], kind[1], kind[2]), {})
+                pool = kinds.setdefault(kind, {})
                 pool.setdefault((first, second), []).append(reading["median"] / 1e9)
+    several = len({size for *_, size in kinds}) > 1
     for number, (kind, pairs) in enumerate(kinds.items()):
-        yield _peer_figure(f"{name}-peer{number}", kind, pairs)
+        size = f", {format_bytes(kind[-1])}" if several else ""
+        yield _peer_figure(f"{name}-peer{number}", kind, size, pairs)
 
 
+Kind = tuple[str, str, str, int]
+"""Of copies between GPUs: operation, ways, peer access, bytes."""
 _WAYS = {"one": "one way", "both": "both ways", "all": "all at once"}
 
 
 def _peer_figure(
-    name: str, kind: tuple[str, str, str], pairs: Mapping[tuple[str, str], list[float]]
+    name: str, kind: Kind, size: str, pairs: Mapping[tuple[str, str], list[float]]
 ) -> Figure:
-    operation, ways, p2p = kind
+    operation, ways, p2p, _ = kind
     if ways != "one":  # measured once for both directions
         pairs = {(b, a): found for (a, b), found in pairs.items()} | dict(pairs)
     gpus = sorted({g for pair in pairs for g in pair}, key=lambda g: (len(g), g))
@@ -261,7 +267,7 @@ def _peer_figure(
         whose = "between the GPUs of row and column, both directions together, GB/s."
     return Figure(
         name=name,
-        title=f"GPU to GPU: {operation}, {_WAYS.get(ways, ways)}, P2P {p2p}",
+        title=f"GPU to GPU: {operation}, {_WAYS.get(ways, ways)}, P2P {p2p}{size}",
         lead=f"Bandwidth {whose} One red row or column is a slow GPU, one red field a slow path.",
         traces=[plots.heat(gpus, gpus, values, text=text, unit="GB/s")],
         layout=plots.matrix_layout(len(gpus), len(gpus)),

@@ -6,12 +6,15 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from topobench.device_figures import device_figures
 from topobench.probes.metrics import BANDWIDTH, FLOP, LATENCY
-from topobench.reading import MEASURED
+from topobench.reading import MEASURED, Scalar
+from topobench.report import figures
 from topobench.report.page import plots
 from topobench.report.page.parts import Figure, Head, Part, Table
 from topobench.report.records import CPU_NODE, MEMORY_NODE, Places, records
 from topobench.report.safe import clean
+from topobench.roofline import roofs as roofs_of
 from topobench.roofline import work_of
 
 Cell = Mapping[str, Any]
@@ -61,8 +64,8 @@ def products(name: str, cells: Sequence[Cell], places: Places) -> Iterator[Part]
         yield _bars(
             f"{name}-gemm",
             "Matrix products",
-            "Arithmetic rate of each GPU by type, TFLOP/s (1e12; int8 counted alike). What the "
-            "roofline takes for its roof.",
+            "Arithmetic rate of each GPU by type, TFLOP/s (1e12; int8 counted alike). The best "
+            "burst of a type is its roof in the roofline.",
             found,
             1e-12,
             "TFLOP/s",
@@ -86,18 +89,29 @@ Groups = Mapping[str, Mapping[str, float]]
 def _of_gpus(
     cells: Sequence[Cell], probe: str, metric: str, group: str, places: Places
 ) -> dict[str, dict[str, float]]:
+    """Of each GPU; parameters beside the group are told where they vary."""
+    own = [c for c in cells if c["status"] in MEASURED and c["probe"] == probe]
+    names = dict.fromkeys(n for c in own for n in c["params"])
+    varying = [n for n in names if len({c["params"].get(n) for c in own}) > 1 and n != group]
     pools: dict[str, dict[str, list[float]]] = {}
-    for cell in cells:
-        if cell["status"] not in MEASURED or cell["probe"] != probe:
-            continue
+    for cell in own:
+        words = [clean(cell["params"].get(group, ""))]
+        words += [_parameter(n, v) for n in varying if (v := cell["params"].get(n)) is not None]
+        kind = " ".join(words)
         for reading in cell["readings"]:
             alone = cell["devices"][0] if len(cell["devices"]) == 1 else None
             device = reading["point"].get("device", alone)
             if reading["metric"] == metric and reading["median"] and device:
                 gpu = places.devices([device])
-                kind = clean(cell["params"].get(group, ""))
                 pools.setdefault(kind, {}).setdefault(gpu, []).append(reading["median"])
     return {k: {g: statistics.median(v) for g, v in gpus.items()} for k, gpus in pools.items()}
+
+
+def _parameter(name: str, value: Scalar) -> str:
+    """``burst``, ``8192``, ``at once all``: what is no word by itself with its name."""
+    if name in ("mode", "size"):
+        return clean(value)
+    return f"{figures.label(name)} {figures.quantity(name, value)}"
 
 
 def _bars(name: str, title: str, lead: str, found: Groups, factor: float, unit: str) -> Figure:
@@ -137,14 +151,16 @@ def roofline(name: str, cells: Sequence[Cell], places: Places) -> Iterator[Part]
 
     Nothing without both: a roof is never taken from a data sheet.
     """
+    measured = [*roofs_of(device_figures(cells)).values()]
+    types = dict.fromkeys(dtype for roof in measured for dtype in roof.flop)
     roofs = {
-        dtype: statistics.median(gpus.values())
-        for dtype, gpus in _of_gpus(cells, "gemm", FLOP.name, "dtype", places).items()
+        dtype: statistics.median(r.flop[dtype] for r in measured if dtype in r.flop)
+        for dtype in types
     }
-    slopes = _of_gpus(cells, "device_memory", BANDWIDTH.name, "op", places)
+    slopes = [roof.memory for roof in measured if roof.memory is not None]
     if not roofs or not slopes:
         return
-    slope = max(statistics.median(gpus.values()) for gpus in slopes.values())
+    slope = statistics.median(slopes)
     lowest, highest = 1.0, max(1e4, *(4 * roof / slope for roof in roofs.values()))
     traces = []
     for number, (dtype, roof) in enumerate(roofs.items()):
