@@ -16,7 +16,9 @@ from needs import BY_MARK
 from postgres import Server, start
 
 if TYPE_CHECKING:
+    from launching import Lab
     from querying import Fleet
+    from topobench.db.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -149,6 +151,25 @@ def store_url(request: pytest.FixtureRequest) -> str:
     engine = "sqlite" if request.param == "sqlite" else "postgres"
     url: str = request.getfixturevalue(f"{engine}_store_url")
     return url
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    """A store without content, open; each test runs on both engines."""
+    from topobench.db.store import Store
+
+    with Store.open(store_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    """Workers of one test, of which none is left when it ends."""
+    from launching import Lab
+
+    found = Lab(tmp_path)
+    yield found
+    found.assert_nothing_left()
 
 
 def _made(url: str) -> Iterator[Fleet]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -48,12 +47,6 @@ def swept(store: Store, started: str, *keys: str, bytes: int = 1 << 20, width: i
         rules = {"as_of": started, "policy_version": "1", "inputs_digest": "d"}
         connection.execute(schema.verdict.insert().values(**own, **verdict, **rules))
     return sweep
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
-    with Store.open(store_url) as opened:
-        yield opened
 
 
 def asked(store: Store, sql: str) -> list[Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,13 +25,6 @@ START_SECONDS, WORK_SECONDS = 120.0, 10.0
 @pytest.fixture(scope="module")
 def here() -> Host:
     return describe_host(HostRequest(sweep="hang"))
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    found = Lab(tmp_path)
-    yield found
-    found.assert_nothing_left()
 
 
 def on_gpus(host: Host, probe: str, *, ranks: int = 1, **params: Any) -> Cell:

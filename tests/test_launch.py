@@ -18,13 +18,6 @@ from topobench.errors import AgentError
 from topobench.reading import ReasonCode, Run, Status, to_json
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    found = Lab(tmp_path)
-    yield found
-    found.assert_nothing_left()
-
-
 class TestSoundWorkers:
     def test_cells_of_a_batch_share_one_process(self, lab: Lab) -> None:
         runs = lab.run(cell("steady", value=1.5), cell("steady", value=2.5))

@@ -7,7 +7,7 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -39,13 +39,6 @@ here = host(numactl={program!r}, memory_policy={policy!r})
 runs = lab.run(cell("steady", binding=Binding.from_json(json.loads({binding!r}))), on=here)
 sys.stdout.write(json.dumps(to_json(runs)))
 """
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    found = Lab(tmp_path)
-    yield found
-    found.assert_nothing_left()
 
 
 def run_under(

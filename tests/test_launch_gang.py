@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +13,6 @@ from topobench.agents.launch import rank_binding
 from topobench.reading import Arm, Binding, Cell, ReasonCode, Status
 
 pytest.importorskip("torch", reason="the ranks meet with torch.distributed")
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    found = Lab(tmp_path)
-    yield found
-    found.assert_nothing_left()
 
 
 def test_ranks_meet_and_rank_0_reports(lab: Lab) -> None:

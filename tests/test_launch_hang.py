@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,6 @@ from topobench.joint import Joint
 from topobench.reading import Cell, Reading, ReasonCode, Run, Status
 
 START_SECONDS, WORK_SECONDS = 120.0, 3.0
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    found = Lab(tmp_path)
-    yield found
-    found.assert_nothing_left()
 
 
 def by_metric(run: Run) -> dict[str, Reading]:

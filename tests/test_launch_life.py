@@ -54,13 +54,6 @@ def small_memory() -> Iterator[Sequence[str]]:
     group.rmdir()
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    found = Lab(tmp_path)
-    yield found
-    found.assert_nothing_left()
-
-
 def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
     end = time.monotonic() + seconds
     while not condition():

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import os
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,13 +40,6 @@ def quad(*, rdma: bool = False) -> Host:
     nics = (Nic("mlx5_0", None, Known(0, "test"), state="active", rdma=True),) if rdma else ()
     topology = dataclasses.replace(made.topology, gpus=gpus, paths=paths, nics=nics)
     return dataclasses.replace(made, topology=topology)
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    found = Lab(tmp_path)
-    yield found
-    found.assert_nothing_left()
 
 
 def launcher(lab: Lab, on: Host, **env: str) -> Launcher:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
 
-import pytest
 import sqlalchemy as sa
 
 import storing
@@ -13,12 +11,6 @@ from topobench.db import look, schema
 from topobench.db.engine import writing
 from topobench.db.store import Store
 from topobench.reading import Reason, ReasonCode, Status
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
-    with Store.open(store_url) as opened:
-        yield opened
 
 
 def judge(store: Store, sweep: str, host: str, check: str, level: str, as_of: str) -> None:

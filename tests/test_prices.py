@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,6 @@ MONEY = {"at": "2026-11-02T12:00:00Z", "since": "2026-01-01", "now": "2026-11-03
 
 def fleet(n: int) -> list[Host]:
     return [host(f"k{i}", name=f"h{i}", gpus=8, labels={"sku": "h200-sxm8"}) for i in range(n)]
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
-    with Store.open(store_url) as opened:
-        yield opened
 
 
 def price(kind: str = "cloud_hour", amount: float = 24.0, **more: Any) -> Price:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from querying import Rows, pick
 from storing import BANDWIDTH, LATENCY, begin, cell, host, reading, run
 from topobench.db import queries
 from topobench.db.queries import bind, list_queries, load, parse, run_query
@@ -18,7 +19,6 @@ from topobench.errors import UsageError
 from topobench.reading import Binding, Reason, ReasonCode, Run, Scalar, Status
 from topobench.retention import Retention
 
-Rows = list[dict[str, Any]]
 NOW = "2026-11-03T01:00:00Z"
 ALL = {"now": NOW, "since": "2026-01-01"}
 DAY = 86400.0
@@ -87,16 +87,6 @@ def answer(store: Store, name: str, **params: str) -> Rows:
     given = {k: v for k, v in ALL.items() if k in [p.name for p in load(name).parameters]}
     found = run_query(store, name, {**given, **params})
     return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
-
-
-@pytest.fixture
-def store(store_url: str) -> Any:
-    with Store.open(store_url) as opened:
-        yield opened
-
-
-def pick(rows: Rows, *columns: str) -> list[tuple[Any, ...]]:
-    return [tuple(r[c] for c in columns) for r in rows]
 
 
 def test_every_query_gives_its_known_answer(store: Store) -> None:

@@ -507,10 +507,3 @@ class TestStarted:
         for file in (p for p in tmp_path.rglob("*") if p.is_file()):
             for key in keys.values():
                 assert key.encode() not in file.read_bytes(), file
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    found = Lab(tmp_path)
-    yield found
-    found.assert_nothing_left()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -88,12 +88,6 @@ def line(
         done = run(made, reading(time, metric=LATENCY), reading(size / time, metric=BUSBW))
         found.append((made, done))
     return found
-
-
-@pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
-    with Store.open(store_url) as opened:
-        yield opened
 
 
 def ask(store: Store, *groups: Pairs) -> tuple[list[Shared], list[dict[str, Any]]]:

@@ -16,13 +16,6 @@ from topobench.reading import Status
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    found = Lab(tmp_path)
-    yield found
-    found.assert_nothing_left()
-
-
-@pytest.fixture
 def mark() -> Iterator[str]:
     """What the daemon can be found by: it has none of our marks."""
     found = uuid.uuid4().hex
