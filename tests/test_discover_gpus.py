@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from discovered import between, warned
 from fake_nvml import LOST, NO_PERMISSION, NOT_SUPPORTED, FakeNvml, Refusal, gpu, links, mask
 from gpu_witnesses import against_nccl, against_smi
 from made_machine import GPU, Eight, add_cpus, add_node, add_pci, write
 from topobench.agents.discover import NvmlFacts, discover, read_nvml
 from topobench.agents.discover.cuda_order import cuda_indices
 from topobench.topology import Gpu, Known, NodeKind, Topology
-from topobench.topology import Path as TopologyPath
 
 H200X2 = Path(__file__).parent / "data/h200x2"
 
@@ -33,26 +33,18 @@ def seen(root: Path, *gpus: Any, **system: Any) -> Topology:
     return discover(root, nvml=read_nvml(FakeNvml(gpus, system)))
 
 
-def codes(topology: Topology) -> list[tuple[str, str]]:
-    return [(w.code, w.subject) for w in topology.warnings]
-
-
-def between(topology: Topology, a: str, b: str) -> TopologyPath:
-    return next(p for p in topology.paths if (p.a, p.b) == (a, b))
-
-
 def test_node_that_sysfs_lacks_comes_from_nvml(root: Path) -> None:
     second = gpu(1, "0000:9b:00.0", DeviceGetCpuAffinity=mask(range(32, 64)))
     found = seen(root, gpu(0, "0000:1a:00.0", DeviceGetMemoryAffinity=mask([0])), second)
     assert [g.cpu_node for g in found.gpus] == [Known(0, "nvml"), Known(1, "nvml")]
     assert [g.cpus for g in found.gpus] == ["0-31", "32-63"]
-    assert codes(found) == []
+    assert warned(found) == []
 
 
 def test_node_that_nobody_knows_stays_unknown_and_is_named(root: Path) -> None:
     found = seen(root, gpu(0, "0000:1a:00.0"), gpu(1, "0000:9b:00.0"))
     assert [g.cpu_node.value for g in found.gpus] == [None, None]
-    assert codes(found) == [("numa_unknown", "gpu:0"), ("numa_unknown", "gpu:1")]
+    assert warned(found) == [("numa_unknown", "gpu:0"), ("numa_unknown", "gpu:1")]
     assert "sysfs says -1" in found.warnings[0].text
 
 
@@ -109,7 +101,7 @@ def test_lost_gpu_keeps_its_place_and_the_others_their_numbers(tmp_path: Path) -
     assert (lost.state, lost.uuid) == ("lost", None)
     assert lost.pci_address == sorted(machine.gpu_addresses)[2]
     assert lost.key == lost.pci_address
-    assert ("gpu_lost", "gpu:2") in codes(found)
+    assert ("gpu_lost", "gpu:2") in warned(found)
 
 
 def test_gpu_lost_between_two_calls_is_lost(root: Path) -> None:
@@ -126,11 +118,11 @@ def test_compute_modes_that_keep_processes_out_are_warnings(root: Path) -> None:
     one = gpu(0, "0000:1a:00.0", DeviceGetComputeMode=3)
     found = seen(root, one, gpu(1, "0000:9b:00.0", DeviceGetComputeMode=2))
     assert [g.compute_mode for g in found.gpus] == ["exclusive", "prohibited"]
-    named = [subject for code, subject in codes(found) if code == "compute_mode"]
+    named = [subject for code, subject in warned(found) if code == "compute_mode"]
     assert named == ["gpu:0", "gpu:1"]
     plain = seen(root, gpu(0, "0000:1a:00.0", DeviceGetComputeMode=0), gpu(1, "0000:9b:00.0"))
     assert [g.compute_mode for g in plain.gpus] == ["default", None]
-    assert "compute_mode" not in {code for code, _ in codes(plain)}
+    assert "compute_mode" not in {code for code, _ in warned(plain)}
 
 
 @pytest.mark.parametrize("missing", sorted(gpu(0, "0000:1a:00.0")))
@@ -198,7 +190,7 @@ def test_inactive_link_is_named(root: Path) -> None:
     nvlink = found.gpus[0].nvlink
     assert nvlink is not None
     assert (nvlink.active, nvlink.expected) == (17, 18)
-    assert ("nvlink_degraded", "gpu:0") in codes(found)
+    assert ("nvlink_degraded", "gpu:0") in warned(found)
     assert between(found, "gpu:0", "gpu:1").smi == "NV17"
 
 
@@ -206,7 +198,7 @@ def test_card_without_links_has_none_and_is_healthy(root: Path) -> None:
     given = gpu(0, "0000:1a:00.0", DeviceGetNvLinkState=Refusal(NOT_SUPPORTED))
     found = seen(root, given)
     assert found.gpus[0].nvlink is None
-    assert "nvlink_degraded" not in dict(codes(found))
+    assert "nvlink_degraded" not in dict(warned(found))
 
 
 def test_cards_without_a_bridge_are_healthy(root: Path) -> None:
@@ -216,7 +208,7 @@ def test_cards_without_a_bridge_are_healthy(root: Path) -> None:
     nvlink = found.gpus[0].nvlink
     assert nvlink is not None
     assert (nvlink.active, nvlink.expected) == (0, None)
-    assert "nvlink_degraded" not in dict(codes(found))
+    assert "nvlink_degraded" not in dict(warned(found))
     assert between(found, "gpu:0", "gpu:1").smi == "SYS"
 
 
@@ -258,7 +250,7 @@ def test_disagreement_of_sources_is_a_warning(root: Path) -> None:
     given = gpu(0, "0000:1a:00.0", DeviceGetTopologyCommonAncestor=30)
     found = seen(root, given, gpu(1, "0000:9b:00.0"))
     assert between(found, "gpu:0", "gpu:1").smi_pcie == "PHB"  # what nvidia-smi prints
-    assert ("path_disagrees", "gpu:0-gpu:1") in codes(found)
+    assert ("path_disagrees", "gpu:0-gpu:1") in warned(found)
 
 
 def test_mig_slices_are_gpus_of_their_own(root: Path) -> None:

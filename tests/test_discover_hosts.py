@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from discovered import between, warned
 from made_hosts import HOSTS, make
 from topobench.topology import Gpu, Mig, NodeKind, NvLinks, Topology
-from topobench.topology import Path as TopologyPath
 
 
 @pytest.fixture(scope="module")
@@ -18,17 +18,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Topology]:
     return {name: make(name, tmp_path_factory.mktemp(name)).discover() for name in names}
 
 
-def between(topology: Topology, a: str, b: str) -> TopologyPath:
-    return next(p for p in topology.paths if (p.a, p.b) == (a, b))
-
-
 def matrix(topology: Topology, end: str, kind: str = "gpu") -> list[str | None]:
     """Classes from one end to all of a kind, in order."""
     return [p.smi for p in topology.paths if p.a == end and p.b.startswith(f"{kind}:")]
-
-
-def warned(topology: Topology) -> list[tuple[str, str]]:
-    return [(w.code, w.subject) for w in topology.warnings]
 
 
 def nvlinks(gpu: Gpu) -> NvLinks:

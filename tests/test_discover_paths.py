@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from discovered import between
 from fake_nvml import FakeNvml, Refusal, fields, gpu, links
 from made_machine import GPU, NIC, Eight, add_cpus, add_pci, add_rdma
 from topobench.agents.discover import discover, read_nvml
 from topobench.importers.hwloc_xml import parse
 from topobench.paths import find_paths
-from topobench.topology import Path as TopologyPath
 from topobench.topology import Topology
 
 DGX2 = Path(__file__).parents[2] / "shared/topodata/hwloc_xml/nvidiaDGX2.xml"
@@ -22,10 +22,6 @@ DGX2 = Path(__file__).parents[2] / "shared/topodata/hwloc_xml/nvidiaDGX2.xml"
 GEN3_X16 = ("8.0 GT/s PCIe", "16", "8.0 GT/s PCIe", "16")
 GEN4_X8 = ("16.0 GT/s PCIe", "8", "16.0 GT/s PCIe", "8")
 GEN4_X16 = ("16.0 GT/s PCIe", "16", "16.0 GT/s PCIe", "16")
-
-
-def between(topology: Topology, a: str, b: str) -> TopologyPath:
-    return next(p for p in topology.paths if (p.a, p.b) == (a, b))
 
 
 def classes(root: Path, first: str, second: str, nodes: tuple[int, int] = (0, 0)) -> Any:

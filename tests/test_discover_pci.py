@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from discovered import device
 from made_machine import (
     BRIDGE,
     GPU,
@@ -19,15 +20,11 @@ from made_machine import (
 )
 from topobench.agents.discover import discover, normalise_address
 from topobench.pcie import link_bytes_per_second, parse_speed, parse_width
-from topobench.topology import Known, PciDevice, Topology
+from topobench.topology import Known, Topology
 
 ROOT = "pci0000:00/0000:00:01.0"
 SWITCH = f"{ROOT}/0000:01:00.0"
 GEN5 = ("32.0 GT/s PCIe", "16", "32.0 GT/s PCIe", "16")
-
-
-def device(topology: Topology, address: str) -> PciDevice:
-    return next(d for d in topology.pci if d.address == address)
 
 
 def seen(root: Path) -> Topology:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from discovered import device, warned
 from made_machine import BRIDGE, GPU, NIC, NVME, add_cpus, add_pci, add_rdma, link_class, write
 from topobench.agents.discover import discover
-from topobench.topology import Caches, CpuGroups, CpuKind, MemoryAccess, Nic, PciDevice, Topology
+from topobench.topology import Caches, CpuGroups, CpuKind, MemoryAccess, Nic, Topology
 
 PORTS = Path(__file__).parents[2] / "shared/topodata/ib_sysfs/sys-class-infiniband-h100.0"
 CPU, NODE = "sys/devices/system/cpu", "sys/devices/system/node"
@@ -33,14 +34,6 @@ def root(tmp_path: Path) -> Path:
 
 def seen(root: Path) -> Topology:
     return discover(root, nvml=None)
-
-
-def device(found: Topology, address: str) -> PciDevice:
-    return next(d for d in found.pci if d.address == address)
-
-
-def warned(found: Topology) -> list[tuple[str, str]]:
-    return [(w.code, w.subject) for w in found.warnings]
 
 
 def test_groups_of_cpus_by_level(root: Path) -> None:
