@@ -20,6 +20,7 @@ from topobench.db.store import Store
 from topobench.errors import UsageError
 from topobench.host import Host
 from topobench.reading import Arm, Binding, Cell, Reason, ReasonCode, Scalar, Status
+from topobench.topology import PathClass
 
 BUSBW = "busbw_bytes_per_second"
 FROM = "2026-01-01T00:00:00.000000Z"
@@ -307,6 +308,30 @@ def test_a_sweep_has_its_cost(store: Store) -> None:
     assert (row["sweep"], row["n_cells"], row["n_measured"], row["n"]) == (sweep, 3, 2, 2)
     assert (row["run_seconds"], row["gpu_hours"]) == (2.5, pytest.approx(5 / 3600))
     assert row["amount"] == pytest.approx(2.5 / 3600 * 36)
+
+
+def test_gpus_that_are_farther_apart_have_a_price_of_their_own(store: Store) -> None:
+    made = host("k0", gpus=4, labels={"sku": "h200-sxm8"})
+    far = {"gpu:0", "gpu:2"}
+    paths = tuple(
+        dataclasses.replace(p, smi=PathClass.SYS) if {p.a, p.b} == far else p
+        for p in made.topology.paths
+    )
+    made = dataclasses.replace(made, topology=dataclasses.replace(made.topology, paths=paths))
+    params: dict[str, Scalar] = {"bytes": 1 << 27, "dtype": "float32", "ranks": 2}
+    pairs = [
+        cell(host="k0", probe="all_reduce", params=params, ranks=2, devices=["GPU-0", f"GPU-{n}"])
+        for n in (1, 2)
+    ]
+    begin(store, *pairs, hosts=[made])
+    for planned, speed in zip(pairs, (300e9, 20e9), strict=True):
+        store.put_run(run(planned, reading(speed, metric=BUSBW)))
+    add_price(store, price(amount=28.8))
+    found = answer(store, "price-all-reduce")
+    assert [(r["path_class"], r["busbw_bytes_per_second"]) for r in found] == [
+        ("NV18", 300e9),
+        ("SYS", 20e9),
+    ]
 
 
 def test_hosts_that_measured_together_are_priced_and_counted_each(store: Store) -> None:

@@ -8,24 +8,28 @@
 -- param at time = now: prices valid at this moment
 -- param since time = 30d: only what was measured since
 -- param now moment = now: ages are counted up to here
--- Each row is the median of its hosts. One host has its own interval; from six hosts on, the
--- lowest and the highest host are one of 97 %; two to five give none. n_groups: so many groups of
--- GPUs, or of hosts; groups of hosts that share some are not independent and have no interval.
+-- Each row is the median of its hosts, for the class of the slowest path between their GPUs. One
+-- host has its own interval; from six hosts on, the lowest and the highest host are one of 97 %;
+-- two to five give none. n_groups: so many groups of GPUs, or of hosts; groups of hosts that share
+-- some are not independent and have no interval.
 WITH placed AS (
     SELECT
         v.*,
         row_number() OVER (
             PARTITION BY
-                cluster, sku, case_id, n_ranks, n_hosts, arm, basis, currency, source, synthetic
+                cluster, sku, case_id, n_ranks, n_hosts, path_class, arm, basis, currency,
+                source, synthetic
             ORDER BY median, host_key, devices
         ) AS place,
         count(*) OVER (
             PARTITION BY
-                cluster, sku, case_id, n_ranks, n_hosts, arm, basis, currency, source, synthetic
+                cluster, sku, case_id, n_ranks, n_hosts, path_class, arm, basis, currency,
+                source, synthetic
         ) AS n_groups,
         dense_rank() OVER (
             ORDER BY
-                cluster, sku, case_id, n_ranks, n_hosts, arm, basis, currency, source, synthetic
+                cluster, sku, case_id, n_ranks, n_hosts, path_class, arm, basis, currency,
+                source, synthetic
         ) AS fleet
     FROM v_price_performance v
     WHERE op = :op AND bytes = :bytes AND metric = 'busbw_bytes_per_second'
@@ -39,8 +43,8 @@ WITH placed AS (
     GROUP BY p.fleet
 ), hosts AS (
     SELECT
-        cluster, sku, n_ranks, n_hosts, backend, dtype, arm, bytes, basis, currency, kinds,
-        case_id, n_groups, n_measured AS n_measured_hosts, sum(n) AS n,
+        cluster, sku, n_ranks, n_hosts, path_class, backend, dtype, arm, bytes, basis, currency,
+        kinds, case_id, n_groups, n_measured AS n_measured_hosts, sum(n) AS n,
         avg(CASE WHEN 2 * place BETWEEN n_groups AND n_groups + 2 THEN median END) AS median,
         min(median) AS lowest, max(median) AS highest, max(ci_lo) AS ci_lo, max(ci_hi) AS ci_hi,
         max(ci_level) AS ci_level, max(hour_amount) AS hour_amount,
@@ -48,8 +52,8 @@ WITH placed AS (
     FROM placed
     JOIN counted ON of_fleet = fleet
     GROUP BY
-        cluster, sku, n_ranks, n_hosts, backend, dtype, arm, bytes, basis, currency, kinds,
-        case_id, n_groups, n_measured, source, synthetic
+        cluster, sku, n_ranks, n_hosts, path_class, backend, dtype, arm, bytes, basis, currency,
+        kinds, case_id, n_groups, n_measured, source, synthetic
 ), told AS (
     SELECT
         h.*,
@@ -65,8 +69,8 @@ WITH placed AS (
     FROM told
 )
 SELECT
-    cluster, sku, n_ranks, n_hosts, backend, dtype, arm, bytes, basis, currency, kinds,
-    hour_amount, median AS busbw_bytes_per_second,
+    cluster, sku, n_ranks, n_hosts, path_class, backend, dtype, arm, bytes, basis, currency,
+    kinds, hour_amount, median AS busbw_bytes_per_second,
     hour_amount / median * 1e9 AS hour_amount_per_gbps,
     hour_amount / hi * 1e9 AS hour_amount_per_gbps_lo,
     hour_amount / lo * 1e9 AS hour_amount_per_gbps_hi,
@@ -74,4 +78,5 @@ SELECT
     source, synthetic
 FROM bounded
 WHERE median > 0 AND (lo IS NULL OR lo > 0)
-ORDER BY currency, basis, hour_amount_per_gbps, cluster, sku, n_ranks, dtype, arm, params
+ORDER BY
+    currency, basis, hour_amount_per_gbps, cluster, sku, n_ranks, path_class, dtype, arm, params
