@@ -60,9 +60,11 @@ def query(store_url: str, name: str, settings: Sequence[str], since: str | None 
     params = _settings(settings)
     with Store.open(store_url, create=False, read_only=True) as store:
         answer = queries.run_query(store, name, params, since)
-        lost = store.lost_sweeps()
+        warnings = store.lost_sweeps()
+        if not answer.rows:
+            warnings += queries.why_empty(store, params)
     found = _answer(name, params if since is None else {**params, "since": since}, answer)
-    return replace(found, warnings=lost)
+    return replace(found, warnings=warnings)
 
 
 def query_sql(store_url: str, text: str) -> Outcome:

@@ -24,7 +24,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from topobench import units
-from topobench.db import loose, samples, strays
+from topobench.db import loose, samples, schema, strays
 from topobench.db.columns import parse_time, time_text
 from topobench.db.engine import reading
 from topobench.db.readonly import Answer, plain
@@ -137,6 +137,30 @@ def run_query(
     if samples.are_packed(columns):
         columns, rows = samples.spread(columns, rows)
     return Answer(tuple(columns), tuple(tuple(map(plain, r)) for r in rows))
+
+
+_NAMED = {
+    "cluster": schema.cluster.c.name,
+    "host": schema.host.c.name,
+    "metric": schema.metric.c.name,
+    "probe": schema.probe_case.c.probe,
+}
+"""Where the names lie that parameters so called are held against."""
+
+
+def why_empty(store: Store, given: Mapping[str, str]) -> list[str]:
+    """What of a query's parameters nothing in the store is called, with the nearest that is."""
+    with reading(store.engine) as connection:
+        if connection.execute(sa.select(schema.sweep.c.id).limit(1)).first() is None:
+            return ["no sweep is stored yet; `topobench probe` makes one"]
+        found = []
+        for name, column in _NAMED.items():
+            text = given.get(name, "%")
+            if connection.execute(sa.select(column).where(column.like(text)).limit(1)).first():
+                continue
+            stored = connection.execute(sa.select(column).distinct()).scalars().all()
+            found.append(f"no {name} of this store is called {text!r}{_nearest(text, [*stored])}")
+        return found
 
 
 def bind(store: Store, query: Query, given: Mapping[str, str]) -> dict[str, Any]:
