@@ -85,7 +85,7 @@ def compare(
 def check(
     *,
     sweep: Annotated[
-        str, typer.Argument(metavar="[SWEEP]", help="Id, its beginning, or latest.")
+        str, typer.Argument(metavar="SWEEP", help="Id, its beginning, or latest.")
     ] = "latest",
     as_of: AsOfOption = None,
     policy: PolicyOption = None,
@@ -117,7 +117,7 @@ def ack(
     *,
     host: Annotated[
         str | None,
-        typer.Argument(metavar="[HOST]", help="Key, name or address; without it: all of them."),
+        typer.Argument(metavar="HOST", help="Key, name or address; without it: all of them."),
     ] = None,
     ticket: Annotated[
         str | None,

@@ -53,7 +53,11 @@ def check_place(path: Path, *, create: bool) -> None:
     if mode is not None and not stat.S_ISREG(mode):
         raise StoreError(f"{path}: is no file but a device, a pipe or a socket; name a file")
     if not path.exists() and not create:
-        raise NotFound(f"{path}: no such file; `topobench probe` makes a store there")
+        where = "" if path.is_absolute() else f" in {folder}"
+        raise NotFound(
+            f"{path}: no such file{where}; `topobench probe` makes a store there, --store URL or "
+            "TOPOBENCH_STORE names another"
+        )
     kind = network_file_system(path)
     if kind is not None:
         raise StoreError(
