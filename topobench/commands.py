@@ -71,6 +71,12 @@ def probe(
         resume: Id, unique prefix or ``latest``: run again what did not end well there.
         like: The same of a sweep whose cells are repeated as a new sweep.
         bring_in: Bring in first what earlier sweeps spooled; a fleet did.
+
+    Raises:
+        UsageError: Both a sweep to go on with and one to repeat.
+        NotFound: No such sweep is stored.
+        RefusedError: Another sweep holds this host.
+        AgentError: No host could be reached.
     """
     if resume is not None and like is not None:
         raise UsageError("--resume goes on with a sweep, --like repeats one: give one of them")

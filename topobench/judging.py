@@ -185,6 +185,10 @@ def ack(
         until: ``2026-12-24`` (its end, UTC) or a time; must lie ahead.
         cluster: Where several clusters have a host of that name.
         now: The present; for tests.
+
+    Raises:
+        UsageError: An end that is none or has passed, no ticket, or several hosts so called.
+        NotFound: No such host is stored.
     """
     from topobench.db import verdicts
     from topobench.db.store import Store

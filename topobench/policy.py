@@ -80,7 +80,12 @@ def default_text() -> str:
 
 @functools.cache
 def default() -> Policy:
-    """The package's own policy."""
+    """
+    The package's own policy.
+
+    Raises:
+        ConfigError: policy.yaml is wrong, which our own tests would show.
+    """
     mistakes: list[str] = []
     values = _values(yaml_strict.parse(default_text(), FILE, mistakes), mistakes)
     if mistakes:

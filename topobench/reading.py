@@ -61,7 +61,12 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """The unit its name ends in."""
+        """
+        The unit its name ends in.
+
+        Raises:
+            ValueError: It ends in none that is known.
+        """
         for suffix, unit in UNITS.items():  # compound suffixes stand before their endings
             if f"_{self.name}".endswith(f"_{suffix}"):
                 return unit

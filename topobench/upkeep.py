@@ -60,6 +60,10 @@ def db_import(store_url: str, place: str, *, as_cluster: str | None = None) -> O
     Args:
         place: Folder or file of a spool, file or URL of a store.
         as_cluster: Name that the other store's cluster gets here.
+
+    Raises:
+        UsageError: A name for a spool's cluster, or an empty one.
+        StoreError: There is no such place, or it is neither; one of the two stores is away.
     """
     from topobench.db.store import Store
 
@@ -229,6 +233,9 @@ def price_list(store_url: str, sku: str | None, *, skus: bool) -> Outcome:
     Args:
         sku: Only of this one.
         skus: List SKUs instead.
+
+    Raises:
+        UsageError: Both one SKU's prices and the list of SKUs.
     """
     from topobench.db import prices
     from topobench.db.store import Store

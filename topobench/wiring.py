@@ -165,7 +165,12 @@ def compared(a: str, b: str) -> tuple[dict[str, Any], TopologyDiff]:
 
 
 def gathered(target: Path, root: Path) -> dict[str, Any]:
-    """Write a capture; the ``data`` of ``topo gather``."""
+    """
+    Write a capture; the ``data`` of ``topo gather``.
+
+    Raises:
+        UsageError: ``root`` is neither a folder nor a tarball.
+    """
     if root == Path("/"):
         done = gather(target)
     else:

@@ -79,7 +79,12 @@ def read(path: Path, mistakes: list[str]) -> Table | None:
 
 
 def parse(text: str, source: str, mistakes: list[str]) -> Table | None:
-    """Like :func:`read`, of text; ``source`` names it in messages."""
+    """
+    Like :func:`read`, of text; ``source`` names it in messages.
+
+    Raises:
+        ConfigError: It is no YAML, or no table.
+    """
     reader = _Reader(source, mistakes)
     try:
         node = reader.document(yaml.parse(text, Loader=_LOADER))

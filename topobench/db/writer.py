@@ -75,7 +75,12 @@ class Writer:
         return Stored.STORED
 
     def put_runs(self, sweep: str, new: Sequence[Run]) -> None:
-        """Store many runs of one sweep, of which none is stored yet, in one transaction."""
+        """
+        Store many runs of one sweep, of which none is stored yet, in one transaction.
+
+        Raises:
+            NotFound: A cell was never planned in this sweep.
+        """
         with self._transaction() as connection:
             ref = self._ref(connection, sweep)
             for run in new:

@@ -40,7 +40,12 @@ def cpu_set(text: str) -> tuple[int, ...] | None:
 
 
 def distances(root: Element, names: Mapping[str, int]) -> NumaDistances:
-    """Latencies between NUMA nodes, by their numbers; none where the file has none."""
+    """
+    Latencies between NUMA nodes, by their numbers; none where the file has none.
+
+    Raises:
+        ImportFailed: A table that does not fit the nodes.
+    """
     for table in root.all("distances2"):
         kind = table.get("kind")
         if table.get("type") != "NUMANode" or not kind.isdigit() or not int(kind[:9]) & _LATENCY:

@@ -378,7 +378,12 @@ class Weights:
 
 
 def resident_ratio(fd: int, size: int) -> float:
-    """Share of a file's pages in the page cache, as mincore(2) says."""
+    """
+    Share of a file's pages in the page cache, as mincore(2) says.
+
+    Raises:
+        OSError: The kernel does not say.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     with mmap.mmap(fd, size) as pages:
         count = -(-size // mmap.PAGESIZE)
