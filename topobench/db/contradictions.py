@@ -168,17 +168,6 @@ _CHEAP = (
         *("o.host_id <> s.host_id", _RUN),
     ),
     Rule(
-        *("run_member", "host_id", "a host that its series is of"),
-        *("(s.n_hosts = 1 AND h.id <> o.id) OR h.cluster_id <> o.cluster_id", _MEMBER),
-    ),
-    Rule("run_member", "device_id", "a device of its host", "d.host_id <> t.host_id", _MEMBER),
-    Rule(
-        *("run_member", "device_id", "a device that its series is of"),
-        "d.host_id = t.host_id AND s.id IS NOT NULL AND NOT EXISTS (SELECT 1"
-        " FROM device_set_member m WHERE m.device_set_id = s.device_set_id AND m.device_id = d.id)",
-        _MEMBER,
-    ),
-    Rule(
         *("cell", "attempt", "the number of its last run, which ended with its status,"),
         "t.attempt > 0 AND NOT EXISTS (SELECT 1 FROM run r WHERE r.cell_id = t.id"
         " AND r.attempt = t.attempt AND r.status = t.status)",
@@ -218,6 +207,17 @@ _CHEAP = (
     ),
 )
 _WHOLE = (
+    Rule(
+        *("run_member", "host_id", "a host that its series is of"),
+        *("(s.n_hosts = 1 AND h.id <> o.id) OR h.cluster_id <> o.cluster_id", _MEMBER),
+    ),
+    Rule("run_member", "device_id", "a device of its host", "d.host_id <> t.host_id", _MEMBER),
+    Rule(
+        *("run_member", "device_id", "a device that its series is of"),
+        "d.host_id = t.host_id AND s.id IS NOT NULL AND NOT EXISTS (SELECT 1"
+        " FROM device_set_member m WHERE m.device_set_id = s.device_set_id AND m.device_id = d.id)",
+        _MEMBER,
+    ),
     Rule(
         *("run", "id", "a run with its row in run_detail"),
         "NOT EXISTS (SELECT 1 FROM run_detail o WHERE o.run_id = t.id)",
