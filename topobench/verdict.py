@@ -122,7 +122,9 @@ def _draft(case: _Case, number: int, host: HostEvidence) -> _Draft:
         return _Draft(host, (Check(VALIDITY, Level.UNKNOWN, text),), Level.UNKNOWN, {})
     found = findings(host, case.of_class(host))
     ceiling, slow_path = ceiling_check(evidence, nights, rows, policy)
-    devices = device_checks(evidence, nights, case.inside, case.past.flags, rows, policy)
+    devices = device_checks(
+        evidence, nights, rows, policy, inside=case.inside, past=case.past.flags
+    )
     if len(slow_path) == 1:
         devices[slow_path[0]] = (ceiling, *devices.get(slow_path[0], ()))
     for finding in (f for f in found if f.device is not None):
@@ -130,7 +132,7 @@ def _draft(case: _Case, number: int, host: HostEvidence) -> _Draft:
         devices[str(finding.device)] = (own, *devices.get(str(finding.device), ()))
     names = {g.key: g.name for g in host.topology.gpus} if host.topology else {}
     statistical = (
-        devices_check(evidence, case.inside, rows, policy, devices, names),
+        devices_check(evidence, case.inside, rows, policy, devices=devices, names=names),
         peers_check(evidence, case.peers, rows, policy, len(case.of_class(host)) - 1),
         history_check(evidence, case.past, rows, policy),
     )
@@ -138,7 +140,15 @@ def _draft(case: _Case, number: int, host: HostEvidence) -> _Draft:
         _validity(host),
         invariants_check(host, found, watched_devices(host)),
         ceiling,
-        *both_fail(evidence, case.inside, case.peers, case.past.flags, rows, policy, statistical),
+        *both_fail(
+            evidence,
+            rows,
+            policy,
+            statistical,
+            inside=case.inside,
+            peers=case.peers,
+            past=case.past.flags,
+        ),
     )
     level = worst([c.level for c in checks if c.name in _STATISTICAL])
     joint = together(evidence, (case.inside, case.peers, case.past.flags), rows, policy)

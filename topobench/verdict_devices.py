@@ -27,10 +27,11 @@ AGAINST = "the like devices of its host"
 def device_checks(
     evidence: Evidence,
     nights: Nights,
-    inside: Flags,
-    past: Flags,
     rows: Sequence[int],
     policy: Policy,
+    *,
+    inside: Flags,
+    past: Flags,
 ) -> dict[str, tuple[Check, ...]]:
     """Checks by device key, or by two joined by a comma; only those that found something."""
     found: dict[str, tuple[Check, ...]] = {}
@@ -38,7 +39,7 @@ def device_checks(
     for device, own in owned.items():
         flagged = [r for r in own if inside.flagged[r]]
         if flagged and (len(device.split(",")) > 1 or _mostly(evidence, flagged, own)):
-            found[device] = _confirmed(evidence, inside, past, flagged, own, policy)
+            found[device] = _confirmed(evidence, flagged, own, policy, inside=inside, past=past)
         elif check := _tonight(evidence, inside, own, policy):
             found[device] = (check,)
     return found
@@ -92,18 +93,19 @@ def _mostly(evidence: Evidence, flagged: Sequence[int], own: Sequence[int]) -> b
 
 def _confirmed(
     evidence: Evidence,
-    inside: Flags,
-    past: Flags,
     flagged: Sequence[int],
     own: Sequence[int],
     policy: Policy,
+    *,
+    inside: Flags,
+    past: Flags,
 ) -> tuple[Check, ...]:
     """The check of several nights, and the device's own history if that agrees."""
-    check = check_of(DEVICES, evidence, inside, flagged, policy, AGAINST)
+    check = check_of(DEVICES, evidence, inside, flagged, policy, against=AGAINST)
     fallen = [r for r in own if past.flagged[r]]
     if not fallen:
         return (check,)
-    history = check_of(HISTORY, evidence, past, fallen, policy, "its own level before")
+    history = check_of(HISTORY, evidence, past, fallen, policy, against="its own level before")
     agreed = {evidence.tracks[r].series for r in flagged if past.flagged[r]}
     if len(agreed) < policy.cases:
         return check, history

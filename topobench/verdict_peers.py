@@ -30,7 +30,7 @@ def among_hosts(evidence: Evidence, nights: Nights, policy: Policy) -> Flags:
     )
     for rows in groups:
         if len(set(nights.host[rows])) > policy.peer_hosts:
-            _against_hosts(nights, policy, rows, carried, reference, sigma)
+            _against_hosts(nights, policy, rows, carried, reference=reference, sigma=sigma)
     return _flags(nights, columns, reference, sigma, policy)
 
 
@@ -66,6 +66,7 @@ def _against_hosts(
     policy: Policy,
     rows: Indices,
     carried: Matrix,
+    *,
     reference: Matrix,
     sigma: Matrix,
 ) -> None:

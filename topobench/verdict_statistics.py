@@ -56,6 +56,7 @@ def check_of(
     flags: Flags,
     rows: Sequence[int],
     policy: Policy,
+    *,
     against: str,
 ) -> Check:
     """
@@ -66,7 +67,7 @@ def check_of(
         against: What they were compared with, in words.
     """
     level = level_of(evidence, rows, [float(flags.effect[r]) for r in rows], policy)
-    return _told(name, level, evidence, flags, rows, against)
+    return _told(name, level, evidence, flags, rows, against=against)
 
 
 def _told(
@@ -75,6 +76,7 @@ def _told(
     evidence: Evidence,
     flags: Flags,
     rows: Sequence[int],
+    *,
     against: str,
 ) -> Check:
     row = min(rows, key=lambda r: float(flags.effect[r]))
@@ -107,7 +109,7 @@ def peers_check(
 ) -> Check:
     """Against other hosts of the class."""
     if found := flagged_rows(flags, rows):
-        return check_of(PEERS, evidence, flags, found, policy, "its peers")
+        return check_of(PEERS, evidence, flags, found, policy, against="its peers")
     reason = (
         f"abstains: {peers} peers of its class; {policy.peer_hosts} are needed"
         if peers < policy.peer_hosts
@@ -120,7 +122,7 @@ def history_check(evidence: Evidence, past: Past, rows: Sequence[int], policy: P
     """Against its own level before the last change of level."""
     flags = past.flags
     if found := flagged_rows(flags, rows):
-        return check_of(HISTORY, evidence, flags, found, policy, "its own level before")
+        return check_of(HISTORY, evidence, flags, found, policy, against="its own level before")
     need = 2 * policy.segment
     nights = int(max((past.lengths[r] for r in rows if past.judged[r]), default=0))
     if 0 < nights < need:
@@ -133,6 +135,7 @@ def devices_check(
     flags: Flags,
     rows: Sequence[int],
     policy: Policy,
+    *,
     devices: Mapping[str, tuple[Check, ...]],
     names: Mapping[str, str],
 ) -> Check:
@@ -165,12 +168,13 @@ def devices_check(
 
 def both_fail(
     evidence: Evidence,
-    inside: Flags,
-    peers: Flags,
-    past: Flags,
     rows: Sequence[int],
     policy: Policy,
     checks: Sequence[Check],
+    *,
+    inside: Flags,
+    peers: Flags,
+    past: Flags,
 ) -> tuple[Check, ...]:
     """
     The checks, raised to ``fail`` where peers and history agree.
