@@ -233,6 +233,8 @@ def test_a_gang_of_all_gpus_answers_for_a_host_not_one_of_some(fleet: Fleet, acc
 """
     found = accept(rule)
     assert [(a["answer"], a["n_samples"]) for a in found.answers] == [("pass", 6)]
+    whole = accept(rule.replace("each: host", "each: cluster"))
+    assert [(a["answer"], a["n_samples"]) for a in whole.answers] == [("pass", 6)]
     named = accept(rule.replace("128M", "128M, ranks: 4"))
     assert [(a["answer"], a["n_samples"]) for a in named.answers] == [("pass", 12)]
 

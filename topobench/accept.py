@@ -93,7 +93,7 @@ def _measured(rule: Rule, hosts: Sequence[AcceptHost], evidence: Evidence) -> It
     joint = rule.each != "cluster" and any(v.subject.hosts for v in values)
     if joint:
         values = [v for v in values if not v.subject.hosts]
-    if rule.each == "host" and RANKS not in rule.params:
+    if rule.each in ("host", "cluster") and RANKS not in rule.params:
         values = _of_whole_gangs(values)
     for subject in _subjects(rule, hosts, evidence):
         own = [v for v in values if _belongs(rule, subject, v)]
@@ -106,14 +106,18 @@ def _measured(rule: Rule, hosts: Sequence[AcceptHost], evidence: Evidence) -> It
 
 
 def _of_whole_gangs(values: Sequence[Value]) -> list[Value]:
-    """Without collectives of some of the GPUs of a larger gang, which are no figure of a host."""
-    gangs = {frozenset(v.subject.devices) for v in values if RANKS in v.subject.params}
+    """Without collectives of some of the GPUs of a host's gang, which are no figure of a host."""
+    gangs: dict[str, set[frozenset[str]]] = collections.defaultdict(set)
+    for value in values:
+        if _in_a_host(value):
+            gangs[value.subject.host].add(frozenset(value.subject.devices))
+    parts = {own for found in gangs.values() for own in found if any(own < g for g in found)}
+    return [v for v in values if not (_in_a_host(v) and frozenset(v.subject.devices) in parts)]
 
-    def is_part(value: Value) -> bool:
-        own = frozenset(value.subject.devices)
-        return RANKS in value.subject.params and any(own < gang for gang in gangs)
 
-    return [v for v in values if not is_part(v)]
+def _in_a_host(value: Value) -> bool:
+    """Whether it is of a collective inside one host."""
+    return RANKS in value.subject.params and not value.subject.hosts
 
 
 def _fits(rule: Rule, value: Value) -> bool:
