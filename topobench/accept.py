@@ -116,8 +116,9 @@ def _of_whole_gangs(values: Sequence[Value]) -> list[Value]:
 
 
 def _in_a_host(value: Value) -> bool:
-    """Whether it is of a collective inside one host."""
-    return RANKS in value.subject.params and not value.subject.hosts
+    """Whether it is of a collective between GPUs of one host."""
+    subject = value.subject
+    return RANKS in subject.params and bool(subject.devices) and not subject.hosts
 
 
 def _fits(rule: Rule, value: Value) -> bool:
