@@ -23,7 +23,7 @@ from topobench import cli
 from topobench.db.store import Store
 from topobench.errors import UsageError
 from topobench.reading import Scalar
-from topobench.report.page import Sight, collectives, plots, readings, render_report
+from topobench.report.page import Sight, collectives, fleet, plots, readings, render_report
 from topobench.report.page.page import asset
 from topobench.report.page.parts import Figure
 from topobench.report.records import Places
@@ -158,6 +158,32 @@ def test_sizes_and_modes_are_never_taken_for_processes_of_one_case() -> None:
         "NV18 all_reduce per_call float32 1 MiB arm none 1 20.00",
     ):
         assert part in text
+
+
+def test_hosts_are_held_against_others_case_by_case() -> None:
+    """A short prompt is slow on one host, a long one on another; pooled, each hides the other."""
+    hosts = [documents.host(name) for name in ("h1", "h2", "h3")]
+    rates = {256: {"h1": 20e3, "h2": 30e3, "h3": 30e3}, 2048: {"h1": 60e3, "h2": 30e3, "h3": 60e3}}
+    made: list[tuple[str, str, Mapping[str, float], dict[str, Scalar]]] = [
+        ("prefill", "tokens_per_second", own, {"shape": "tiny", "dtype": "bf16", "sequence": n})
+        for n, own in rates.items()
+    ]
+    made += [
+        ("peer", "bandwidth_bytes_per_second", dict.fromkeys(("h1", "h2", "h3"), v), {"ways": w})
+        for w, v in (("one", 4e11), ("both", 8e11))
+    ]
+    cells = [
+        documents.cell(probe, [documents.reading(metric, own[h["name"]])], params=p, host=h["key"])
+        for probe, metric, own, p in made
+        for h in hosts
+    ]
+    keys = {h["name"]: h["key"] for h in hosts}
+    found = {s.label: s for s in fleet.spreads(hosts, cells)}
+    short, long = (f"prefill tiny bf16 1 x {n} tokens none, tokens per second" for n in rates)
+    assert set(found) == {short, long, "peer none, bandwidth", "peer both ways none, bandwidth"}
+    assert found[short].effects[keys["h1"]] == pytest.approx(-1 / 3)
+    assert found[long].effects[keys["h2"]] == pytest.approx(-1 / 2)
+    assert found["peer both ways none, bandwidth"].median == 8e11
 
 
 def test_what_sharing_costs_is_a_table() -> None:

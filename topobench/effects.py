@@ -85,21 +85,23 @@ class Bench:
 
     @property
     def words(self) -> str:
-        """``host_to_device h2d 256 MiB``: all but the devices and the metric."""
-        params = dict(self.params)
-        words = [str(params[k]) for k in _TOLD if params.get(k)]
-        words += [text for (name, value), text in _UNUSUAL.items() if params.get(name) == value]
-        if tokens := params.get("sequence") or params.get("context"):
-            words.append(f"{params.get('batch', 1)} x {tokens} tokens")
-        size = params.get("bytes")
-        words += [format_bytes(size)] if isinstance(size, int) else []
-        chunk, readers = params.get("chunk_bytes"), params.get("readers")
-        words += [f"by {format_bytes(chunk)}"] if isinstance(chunk, int) else []
-        words += [f"{readers} readers"] if readers else []
-        words += ["all GPUs at once"] if params.get("at_once") == "all" else []
-        if self.ranks > 1 and not params.get("at_once"):
-            words.append(f"{self.ranks} ranks")
-        return " ".join([self.probe, *words])
+        """All but the devices and the metric."""
+        return case_words(self.probe, dict(self.params), self.ranks)
+
+
+def case_words(probe: str, params: Mapping[str, Scalar], ranks: int) -> str:
+    """``host_to_device h2d 256 MiB``: what tells a case from others of its probe."""
+    words = [str(params[k]) for k in _TOLD if params.get(k)]
+    words += [text for (name, value), text in _UNUSUAL.items() if params.get(name) == value]
+    if tokens := params.get("sequence") or params.get("context"):
+        words.append(f"{params.get('batch', 1)} x {tokens} tokens")
+    size, chunk, readers = (params.get(k) for k in ("bytes", "chunk_bytes", "readers"))
+    words += [format_bytes(size)] if isinstance(size, int) else []
+    words += [f"by {format_bytes(chunk)}"] if isinstance(chunk, int) else []
+    words += [f"{readers} readers"] if readers else []
+    words += ["all GPUs at once"] if params.get("at_once") == "all" else []
+    words += [f"{ranks} ranks"] if ranks > 1 and params.get("at_once") != "all" else []
+    return " ".join([probe, *words])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from topobench.effects import case_words
 from topobench.reading import MEASURED
 from topobench.report import figures
 from topobench.report.page import plots
 from topobench.report.page.parts import Figure, Head, Part, Table
 from topobench.report.records import Places
 from topobench.report.safe import clean
-from topobench.units import format_bytes, format_percent
+from topobench.units import format_percent
 
 Cell = Mapping[str, Any]
 MIN_HOSTS = 3
@@ -46,16 +47,16 @@ def spreads(hosts: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> list[S
     for cell in cells:
         if cell["status"] not in MEASURED or len({*(cell.get("hosts") or ())}) > 1:
             continue  # what several hosts measured together is no figure of one
-        label = _label(cell)
+        label, case = _label(cell), tuple(sorted(cell["params"].items()))
         for reading in cell["readings"]:
             if reading["point"] or not reading["median"] or not reading["better"]:
                 continue
             if reading["metric"] == "locality_ratio":
                 continue
-            key = (skus.get(cell["host"], ""), label, reading["metric"], reading["better"])
+            key = skus.get(cell["host"], ""), case, label, reading["metric"], reading["better"]
             pools[key].setdefault(cell["host"], []).append(reading["median"])
     found = []
-    for (sku, label, metric, better), values in pools.items():
+    for (sku, _, label, metric, better), values in pools.items():
         if len(values) < MIN_HOSTS:
             continue
         medians = {host: statistics.median(v) for host, v in values.items()}
@@ -131,10 +132,4 @@ def _strip(x: Sequence[float], y: Sequence[str], text: Sequence[str]) -> dict[st
 
 
 def _label(cell: Cell) -> str:
-    params = cell["params"]
-    words = [clean(params[k]) for k in ("op", "direction", "mode", "dtype") if params.get(k)]
-    size = params.get("bytes")
-    if isinstance(size, int):
-        words.append(format_bytes(size))
-    ranks = [f"{cell['ranks']} ranks"] if cell["ranks"] > 1 else []
-    return " ".join([clean(cell["probe"]), *words, *ranks, clean(cell["arm"])])
+    return clean(f"{case_words(cell['probe'], cell['params'], cell['ranks'])} {cell['arm']}")
