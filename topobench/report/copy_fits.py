@@ -23,12 +23,11 @@ from topobench.fit import (
 )
 from topobench.probes.metrics import BANDWIDTH, PER_CALL_BANDWIDTH
 from topobench.reading import MEASURED, CiLevel
-from topobench.report.figures import UNKNOWN
+from topobench.report.figures import UNKNOWN, half_width
 from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.report.sheet import Column, Prose, Sheet
-from topobench.stats import Estimate
-from topobench.units import format_bytes, format_percent, format_seconds
+from topobench.units import format_bytes, format_seconds
 
 PROBE = "host_to_device"
 MANY_ROWS = 40
@@ -167,16 +166,9 @@ def _row(fitted: Fitted) -> list[str]:
         series.memory,
         series.arm,
         format_seconds(alpha.value) if alpha.value > 0 else UNKNOWN,
-        _half_width(alpha),
+        half_width(alpha),
         f"{series.ways * beta.value / 1e9:.2f}",
-        _half_width(beta),
+        half_width(beta),
         format_bytes(half.value) if half else UNKNOWN,
         format_bytes(fitted.near_peak),
     ]
-
-
-def _half_width(estimate: Estimate) -> str:
-    """Half the interval's width as a share of the value; unknown where an end is open."""
-    if estimate.lo is None or estimate.hi is None or estimate.value <= 0:
-        return UNKNOWN
-    return f"+/-{format_percent((estimate.hi - estimate.lo) / 2 / estimate.value)}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from topobench.reading import UNITS
 from topobench.report.safe import clean
+from topobench.stats import Estimate
 from topobench.units import format_bytes, format_percent, format_seconds
 
 UNKNOWN = "-"
@@ -84,6 +85,18 @@ def aligned(texts: Sequence[str]) -> list[str]:
     fractions = [len(t) - t.index(".") if "." in t else 0 for t in texts]
     longest = max(fractions, default=0)
     return [t + " " * (longest - f) for t, f in zip(texts, fractions, strict=True)]
+
+
+def signed_percent(ratio: float | None) -> str:
+    """A relative change: ``-3.1 %``."""
+    return UNKNOWN if ratio is None else f"{100 * ratio:+.1f} %"
+
+
+def half_width(estimate: Estimate) -> str:
+    """Half the interval's width as a share of the value; unknown where an end is open."""
+    if estimate.lo is None or estimate.hi is None or estimate.value <= 0:
+        return UNKNOWN
+    return f"+/-{format_percent((estimate.hi - estimate.lo) / 2 / estimate.value)}"
 
 
 def quantity(name: str, value: Any) -> str:

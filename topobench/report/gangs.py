@@ -20,11 +20,10 @@ from topobench.fit import AlphaBeta
 from topobench.probes.metrics import BUSBW, LATENCY
 from topobench.reading import MEASURED
 from topobench.report import figures
-from topobench.report.figures import UNKNOWN
+from topobench.report.figures import UNKNOWN, half_width
 from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.report.sheet import Column, Prose, Sheet
-from topobench.stats import Estimate
 from topobench.units import format_bytes, format_percent, format_seconds
 
 Cell = Mapping[str, Any]
@@ -283,19 +282,12 @@ def _line(gang: fits.Gang, line: AlphaBeta, places: Places) -> list[str]:
         _on(cell, places),
         clean(gang.arm),
         format_seconds(alpha.value) if alpha.value > 0 else UNKNOWN,
-        _half_width(alpha),
+        half_width(alpha),
         f"{beta.value / 1e9:.2f}",
-        _half_width(beta),
+        half_width(beta),
         format_bytes(half.value) if half else UNKNOWN,
         f"{format_bytes(line.worst_bytes)} {100 * line.worst_ratio:+.0f} %",
     ]
-
-
-def _half_width(estimate: Estimate) -> str:
-    """Half the interval's width as a share of the value; unknown where an end is open."""
-    if estimate.lo is None or estimate.hi is None or estimate.value <= 0:
-        return UNKNOWN
-    return f"+/-{format_percent((estimate.hi - estimate.lo) / 2 / estimate.value)}"
 
 
 def _ranks(

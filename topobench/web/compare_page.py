@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from topobench.report import figures, words
 from topobench.report.compare_text import point_of
-from topobench.report.figures import UNKNOWN
+from topobench.report.figures import UNKNOWN, signed_percent
 from topobench.report.page.parts import Head, Table
 from topobench.report.safe import clean
 from topobench.web.comparisons import Question
@@ -119,14 +119,14 @@ def _cases(found: Mapping[str, Any]) -> Table:
 
 def _row(case: Mapping[str, Any], own: bool) -> list[str]:
     on = ", ".join([clean(case["host"] or ""), *(clean(d)[:12] for d in case["devices"])])
-    interval = f"{_percent(case['lo'])} to {_percent(case['hi'])}"
+    interval = f"{signed_percent(case['lo'])} to {signed_percent(case['hi'])}"
     return [
         clean(case["verdict"]),
         ", ".join([clean(case["probe"]), *_params({**case["params"], **point_of(case)})]),
         clean(case["arm"]),
         *([on] if own else []),
         figures.label(case["metric"]),
-        _percent(case["effect_ratio"]),
+        signed_percent(case["effect_ratio"]),
         UNKNOWN if case["lo"] is None else interval,
         UNKNOWN if case["mde"] is None else f"{100 * case['mde']:.1f} %",
         f"{case['n_a']}, {case['n_b']}",
@@ -138,7 +138,3 @@ def _params(params: Mapping[str, Any]) -> list[str]:
     return [
         f"{figures.label(k)} {figures.quantity(k, v)}" for k, v in params.items() if v is not None
     ]
-
-
-def _percent(ratio: float | None) -> str:
-    return UNKNOWN if ratio is None else f"{100 * ratio:+.1f} %"

@@ -154,7 +154,7 @@ def _row(effect: ArmEffect, places: Places) -> list[str]:
         effect.reference,
         figures.quantity(bench.metric, effect.median),
         figures.quantity(bench.metric, bench.median(effect.reference)),
-        _signed(found.effect_ratio),
+        figures.signed_percent(found.effect_ratio),
         _ends(found),
         figures.UNKNOWN if found.mde is None else format_percent(found.mde),
         str(found.n_b),
@@ -188,7 +188,7 @@ def _trace(
             [round(100 * (x - low), 3) for low, x in zip(lows, middles, strict=True)],
         ),
         text=[
-            f"{places.devices(e.bench.devices)}: {_signed(e.found.effect_ratio)} "
+            f"{places.devices(e.bench.devices)}: {figures.signed_percent(e.found.effect_ratio)} "
             f"({_ends(e.found)}), {e.found.verdict}"
             for e in own
         ],
@@ -200,10 +200,6 @@ def _reach(found: Comparison) -> Iterator[float]:
     """The effect with the ends of its interval, where it has one."""
     yield found.effect_ratio
     yield from (x for x in (found.lo, found.hi) if x is not None)
-
-
-def _signed(ratio: float) -> str:
-    return f"{100 * ratio:+.1f} %"
 
 
 def _ends(found: Comparison) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from topobench.report.figures import UNKNOWN
+from topobench.report.figures import UNKNOWN, signed_percent
 from topobench.report.page.parts import Commands, Head, Missing, Paragraph, Part, Table
 from topobench.report.records import Places
 from topobench.report.safe import clean
@@ -61,7 +61,7 @@ def _table(ordered: Sequence[Mapping[str, Any]], places: Places) -> Table:
         device, mde = verdict["device"], verdict["mde_ratio"]
         row = [clean(verdict["level"]), *([clean(verdict["host_name"])] if several else [])]
         row += [places.devices([device]) if device else "", clean(verdict["check"])]
-        row += [_percent(verdict["effect_ratio"])]
+        row += [signed_percent(verdict["effect_ratio"])]
         row += [_ends(verdict["ci_lo"], verdict["ci_hi"])] if apart else []
         row += [UNKNOWN if mde is None else f"{100 * mde:.1f} %", clean(verdict["reason"])]
         rows.append(row)
@@ -79,10 +79,6 @@ def host_levels(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Level]:
 
 def _rank(level: str) -> int:
     return -SEVERITY[Level(level)]
-
-
-def _percent(ratio: float | None) -> str:
-    return UNKNOWN if ratio is None else f"{100 * ratio:+.1f} %"
 
 
 def _ends(lo: float | None, hi: float | None) -> str:
