@@ -11,7 +11,6 @@ import pytest
 from launching import cell
 from planning import configured, dual, host, planned, reasons
 from test_launch_rings import in_ring, launcher, quad
-from test_launch_rings import lab as lab
 from topobench import config, env_arms
 from topobench.agents import environment, nccl_run
 from topobench.agents.gang import Outcome

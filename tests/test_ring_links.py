@@ -11,7 +11,6 @@ import pytest
 
 from launching import TESTS, Lab
 from test_launch_rings import FIRST, GPUS, in_ring, quad
-from test_launch_rings import lab as lab
 from topobench import ring_links
 from topobench.agents.launch import Launcher, Limits
 from topobench.reading import Cell, ReasonCode, Status
