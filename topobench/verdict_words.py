@@ -58,6 +58,11 @@ def worst(levels: Sequence[Level]) -> Level:
     return max(levels, key=SEVERITY.__getitem__, default=Level.UNKNOWN)
 
 
+def worst_first(level: str) -> int:
+    """What names of levels are ordered by, the gravest first."""
+    return -SEVERITY[Level(level)]
+
+
 @dataclass(frozen=True, slots=True)
 class Track:
     """

@@ -15,7 +15,7 @@ from topobench.db.evidence import Loaded
 from topobench.db.find import find_sweep
 from topobench.db.keys import insert_id
 from topobench.db.store import Store
-from topobench.verdict_words import OVERALL, SEVERITY, Check, Judgement, Level, Subject
+from topobench.verdict_words import OVERALL, SEVERITY, Check, Judgement, Subject, worst_first
 
 METHOD = "potts"
 """How changes of level are found; those that another method found are left alone."""
@@ -143,7 +143,7 @@ def overall(store: Store, sweep: str, as_of: str | None = None) -> list[dict[str
             .order_by(v.c.id)
         )
         found = [dict(r._mapping) for r in connection.execute(query)]
-    return sorted(found, key=lambda r: -SEVERITY[Level(r["level"])])
+    return sorted(found, key=lambda r: worst_first(r["level"]))
 
 
 def standing(as_of: str | None = None) -> sa.ColumnElement[bool]:

@@ -13,7 +13,7 @@ from topobench.report.safe import clean, command
 from topobench.report.sheet import Column, Prose, Sheet
 from topobench.report.words import count, minute
 from topobench.units import format_percent
-from topobench.verdict_words import SEVERITY, Level
+from topobench.verdict_words import worst_first
 
 Document = Mapping[str, Any]
 
@@ -28,7 +28,7 @@ def render_check(data: Document, warnings: Sequence[str] = ()) -> RenderableType
 
 
 def _check(data: Document, warnings: Sequence[str]) -> Iterator[RenderableType]:
-    subjects = sorted(data["subjects"], key=lambda s: (-SEVERITY[Level(s["level"])], s["name"]))
+    subjects = sorted(data["subjects"], key=lambda s: (worst_first(s["level"]), s["name"]))
     yield Text(
         f"Verdicts on sweep {clean(data['sweep'])[:8]}, cluster {clean(data['cluster'])}, as of "
         f"{minute(data['as_of'])} UTC, policy {clean(data['policy'])}"
@@ -44,12 +44,8 @@ def _check(data: Document, warnings: Sequence[str]) -> Iterator[RenderableType]:
         yield from _found(subject)
     yield from _quiet([s for s in subjects if s["level"] not in _FOUND])
     counts = Counter(s["level"] for s in subjects if s["device"] is None)
-    told = ", ".join(f"{counts[lv]} {lv}" for lv in sorted(counts, key=_severity))
+    told = ", ".join(f"{counts[lv]} {lv}" for lv in sorted(counts, key=worst_first))
     yield Text(f"{count(sum(counts.values()), 'host')}: {told or 'none judged'}", style="bold")
-
-
-def _severity(level: str) -> int:
-    return -SEVERITY[Level(level)]
 
 
 def _found(subject: Document) -> Iterator[RenderableType]:
@@ -112,7 +108,7 @@ def verdicts_section(
         yield Prose(text, style=_STYLES[verdict["level"]])
     counts = Counter(v["level"] for v in found if v["device"] is None)
     if counts:
-        told = ", ".join(f"{counts[lv]} {lv}" for lv in sorted(counts, key=_severity))
+        told = ", ".join(f"{counts[lv]} {lv}" for lv in sorted(counts, key=worst_first))
         policy = clean(found[0]["policy_version"])
         yield Prose(f"Hosts: {told} (policy {policy}; more with topobench check).")
 

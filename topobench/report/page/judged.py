@@ -11,9 +11,9 @@ from topobench.report.page.parts import Commands, Head, Missing, Paragraph, Part
 from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.report.words import minute
-from topobench.verdict_words import OVERALL, SEVERITY, Level
+from topobench.verdict_words import OVERALL, Level, worst_first
 
-LEVELS = tuple(sorted(Level, key=lambda level: -SEVERITY[level]))
+LEVELS = tuple(sorted(Level, key=worst_first))
 """Worst first."""
 MANY_ROWS = 60
 """Rows above which those that are ok are left out."""
@@ -39,7 +39,9 @@ def judged(verdicts: Sequence[Mapping[str, Any]], places: Places, sweep: str) ->
     as_of = max(v["as_of"] for v in verdicts)
     yield Paragraph(f"Hosts: {words}. Policy {policy}, as of {minute(as_of)} UTC.")
     told = [v for v in verdicts if v["check"] != OVERALL] or list(verdicts)
-    ordered = sorted(told, key=lambda v: (_rank(v["level"]), v["host_name"], v["device"] or ""))
+    ordered = sorted(
+        told, key=lambda v: (worst_first(v["level"]), v["host_name"], v["device"] or "")
+    )
     if len(ordered) > MANY_ROWS:
         ordered = [v for v in ordered if v["level"] != Level.OK]
         yield Paragraph("Checks that are ok are not listed.", "dim")
@@ -71,14 +73,10 @@ def _table(ordered: Sequence[Mapping[str, Any]], places: Places) -> Table:
 def host_levels(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Level]:
     """Host key -> its level: that of its overall check, else the gravest."""
     found: dict[str, Level] = {}
-    for verdict in sorted(verdicts, key=lambda v: (v["check"] != OVERALL, _rank(v["level"]))):
+    for verdict in sorted(verdicts, key=lambda v: (v["check"] != OVERALL, worst_first(v["level"]))):
         if verdict["device"] is None or verdict["check"] != OVERALL:
             found.setdefault(verdict["host"], Level(verdict["level"]))
     return found
-
-
-def _rank(level: str) -> int:
-    return -SEVERITY[Level(level)]
 
 
 def _ends(lo: float | None, hi: float | None) -> str:
