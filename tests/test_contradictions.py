@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from documents import check as check_document
+from querying import Fleet
 from storing import BANDWIDTH, at, begin, cell, host, reading, run
 from topobench import cli
 from topobench.db import schema
@@ -284,6 +285,11 @@ EDITS = {
 
 def test_a_store_that_nobody_edited_contradicts_itself_nowhere(url: str) -> None:
     assert told(url) == {}
+
+
+def test_what_topobench_wrote_contradicts_itself_nowhere(fleet: Fleet) -> None:
+    """Two clusters with gangs over hosts, bindings, rings, imports, retries, judged nights."""
+    assert told(fleet.url) == {}
 
 
 @pytest.mark.parametrize("change", EDITS)

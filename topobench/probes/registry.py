@@ -92,7 +92,11 @@ def is_foreign(probe: str, version: int, name: str) -> bool:
         return False
     if known.version != version or getattr(known, "own_metrics", False):
         return False
-    return name in _declared() and name not in {m.name for m in (*known.metrics, LOCALITY)}
+    return name in _declared() - _ANYWHERE and name not in {m.name for m in known.metrics}
+
+
+_ANYWHERE = {LOCALITY.name, "power_watts"}
+"""Metrics that may stand beside those of any probe; query ``energy`` reads the second so."""
 
 
 @functools.cache
