@@ -66,7 +66,7 @@ class Flags:
         effect: What ``confirm`` nights agree on: the effect that so many reach or exceed.
             NaN with fewer nights.
         last: Effect of the newest night.
-        reference: Level compared with on that night; ``sigma`` is its spread (of logs).
+        reference: Level compared with on that night.
     """
 
     nights: Indices
@@ -76,7 +76,6 @@ class Flags:
     effect: Matrix
     last: Matrix
     reference: Matrix
-    sigma: Matrix
     mde: Matrix
 
 
@@ -154,7 +153,6 @@ def flag(nights: Nights, reference: Matrix, sigma: Matrix, policy: Policy) -> Fl
         effect=agreed,
         last=effects[:, -1],
         reference=reference[:, -1],
-        sigma=sigma[:, -1],
         mde=np.expm1(spread + _POWER_OF_NIGHTS * sigma[:, -1]),
     )
 
