@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 import storing
 from documents import check as valid
-from topobench import cli, commands, judging
-from topobench.db import look, schema, selecting, verdicts
+from topobench import cli, commands, judging, policy
+from topobench.db import evidence, look, schema, selecting, verdicts
 from topobench.db.engine import reading, writing
 from topobench.db.merge import import_store
 from topobench.db.store import Store
@@ -56,6 +56,27 @@ def machine(number: int, **wiring: Any) -> Host:
     return storing.host(
         f"k{number}", name=f"h{number}", **{"gpus": 2, "prefix": f"G{number}", **wiring}
     )
+
+
+def test_cases_that_differ_have_names_that_differ(tmp_path: Path) -> None:
+    """A verdict names the case that is slow: a graph, 2048 tokens, a model that two GPUs share."""
+    model: dict[str, Any] = {"shape": "tiny", "dtype": "bf16", "mode": "graph", "batch": 1}
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        *(("kernel_launch", {"mode": m}, m) for m in ("graph", "back_to_back")),
+        *(("gemm", {"dtype": "bf16", "size": 8192, "mode": m}, f"bf16 {m} 8192")
+          for m in ("burst", "sustained")),
+        ("prefill", {**model, "sequence": 256}, "bf16 tiny graph 256 tokens"),
+        ("prefill", {**model, "sequence": 256, "batch": 8}, "bf16 tiny graph 256 tokens x 8"),
+        ("prefill", {**model, "sequence": 256, "tensor_parallel": 2},
+         "bf16 tiny graph 256 tokens 2 GPUs"),
+    ]  # fmt: skip
+    cells = [storing.cell(host="k0", probe=p, params=params) for p, params, _ in cases]
+    with Store.open(f"sqlite:///{tmp_path / 'own.db'}") as store:
+        sweep = storing.begin(store, *cells, hosts=[machine(0)])
+        for made in cells:
+            store.put_run(storing.run(made, storing.reading(1e9)))
+        tracks = evidence.load(store, sweep, None, policy.default()).evidence.tracks
+    assert {t.label for t in tracks} == {f"{p} {words} none bandwidth" for p, _, words in cases}
 
 
 def with_driver(host: Host, version: str) -> Host:

@@ -23,8 +23,16 @@ _OWN = ("rank", "device")
 """Coordinates of a point that tell devices of one run apart."""
 _SHOWN = (
     *("command", "testcase", "op", "direction", "dtype", "model", "shape", "memory", "at_once"),
-    *("ways", "sequence"),
+    *("ways", "mode", "size", "kv_dtype"),
 )
+_NUMBERED = {
+    "sequence": "{} tokens",
+    "context": "{} tokens",
+    "batch": "x {}",
+    "tensor_parallel": "{} GPUs",
+    "streams": "{} streams",
+}
+"""How numbers of a case are told; of one at a time nothing is."""
 
 
 @dataclass(slots=True)
@@ -161,6 +169,8 @@ def _label(told: Series, metric: str, point: Mapping[str, Any]) -> str:
     """``host_to_device h2d 256 MiB local bandwidth``."""
     size = told.params.get("bytes")
     shown = [str(told.params[k]) for k in _SHOWN if told.params.get(k) is not None]
+    numbers = ((words, told.params.get(name)) for name, words in _NUMBERED.items())
+    shown += [words.format(number) for words, number in numbers if number not in (None, 1)]
     parts = [told.probe, *shown, *([format_bytes(size)] if isinstance(size, int) else [])]
     parts += [told.arm, *(f"{k}={v}" for k, v in sorted(point.items()))]
     for suffix in ("_bytes_per_second", "_per_second", "_seconds"):
