@@ -21,6 +21,7 @@ from topobench import cli, fleet, fleet_missed, fleet_spool
 from topobench.db import look, schedules, spool
 from topobench.db.engine import place_of
 from topobench.db.recorder import Recorder
+from topobench.db.spool_import import Imported, import_files, import_spool
 from topobench.db.store import Store
 from topobench.errors import ConfigError, StoreUnreachable
 from topobench.fleet_ran import Ran
@@ -282,7 +283,7 @@ def test_a_store_that_goes_away_during_an_import_loses_nothing(nights: Nights) -
 
     with Store.open(nights.url) as store:
         with pytest.raises(StoreUnreachable, match="gone"):
-            spool.import_files(store, folder, spool.files_for(folder, nights.url), lost)
+            import_files(store, folder, spool.files_for(folder, nights.url), lost)
         assert count(store, "run") == 3
     assert suffixes(nights) == [".imported", ".jsonl"]
     assert [s["sweep"] for s in nights.document("--check")["sweeps"]] == [sweep]
@@ -301,11 +302,11 @@ def test_two_imports_at_once_bring_each_run_in_once(nights: Nights) -> None:
         living.append("put_run", {"run": run(cells[0], reading(1.0))})
     with spool.Spool(folder, "t", url=nights.url) as living:
         living.append("put_run", {"run": run(cells[0], reading(1.0))})
-        found: list[spool.Imported] = []
+        found: list[Imported] = []
 
         def bring_in() -> None:
             with Store.open(nights.url) as own:
-                found.append(spool.import_spool(own, folder))
+                found.append(import_spool(own, folder))
 
         threads = [threading.Thread(target=bring_in) for _ in range(2)]
         for thread in threads:

@@ -15,7 +15,8 @@ from postgres import Server
 from storing import at, begin, cell, count, host, new_id, reading, run
 from topobench import cli
 from topobench.db.recorder import Recorder
-from topobench.db.spool import END_SCHEDULE, FOLDER, Spool, import_spool, problems_told
+from topobench.db.spool import END_SCHEDULE, FOLDER, Spool, problems_told
+from topobench.db.spool_import import import_spool
 from topobench.db.store import Store
 from topobench.errors import StoreError, StoreUnreachable
 from topobench.reading import Status

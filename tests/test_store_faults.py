@@ -27,7 +27,7 @@ from topobench.db import look, migrate, schema
 from topobench.db.engine import make_engine, parse_url, writing
 from topobench.db.merge import import_store
 from topobench.db.recorder import Recorder
-from topobench.db.spool import import_spool
+from topobench.db.spool_import import import_spool
 from topobench.db.store import Store
 from topobench.db.strays import blame
 from topobench.errors import StoreError, StoreUnreachable

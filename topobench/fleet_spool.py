@@ -127,6 +127,7 @@ class _Importing:
         """Bring every file in that is of this store; None: there is none, or the store is away."""
         from topobench.db import spool
         from topobench.db.engine import mask_url
+        from topobench.db.spool_import import import_files
         from topobench.db.store import Store
 
         own = (None, *((s.cluster, s.name) for s in self.schedules))
@@ -141,7 +142,7 @@ class _Importing:
             return None
         with store:
             try:
-                found = spool.import_files(store, folder, files, lambda c: self._ended(store, c))
+                found = import_files(store, folder, files, lambda c: self._ended(store, c))
             except StoreError as error:
                 stopped = f"{error}; the rest is brought in at the next look"
                 told = (stopped,) if memory.is_new(about, stopped) else ()

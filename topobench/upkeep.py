@@ -119,7 +119,7 @@ def _check_spool(folder: Path) -> None:
 
 
 def _spool_outcome(store: Any, folder: Path) -> Outcome:
-    from topobench.db.spool import import_spool
+    from topobench.db.spool_import import import_spool
 
     found = import_spool(store, folder)
     data = {
@@ -222,7 +222,7 @@ def price_add(store_url: str, terms: Mapping[str, Any], *, zone: str, replace: b
     data = {"price": added.price, "closed": added.closed, "already_stored": added.already}
     facts = {k: v for k, v in added.price.items() if v is not None}
     if added.closed:
-        facts["closes"] = f"price {added.closed['id']} of {added.closed['amount']:g}"
+        facts["closes"] = "price {id}: {amount:g} {currency}".format_map(added.closed)
     return Outcome(data, lambda: render_facts(facts), warnings=added.warnings)
 
 

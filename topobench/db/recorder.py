@@ -18,15 +18,8 @@ from typing import Any
 
 from topobench.db.columns import now_text
 from topobench.db.engine import mask_url, parse_url, sqlite_path
-from topobench.db.spool import (
-    FOLDER,
-    Imported,
-    Spool,
-    files_for,
-    import_files,
-    perform,
-    schedule_told,
-)
+from topobench.db.spool import FOLDER, Spool, files_for, perform, schedule_told
+from topobench.db.spool_import import Imported, import_files
 from topobench.db.store import Store
 from topobench.db.writer import Stored
 from topobench.errors import StoreError, StoreUnreachable

@@ -1,5 +1,5 @@
 """
-Keeps results on disk while the database is away, and brings them in later, exactly once.
+Keeps results on disk while the database is away; :mod:`spool_import` brings them in later.
 
 A spool is a folder of JSON lines, one line a writer call, on disk (fsync) before the call
 returns; the first line of a file says of which store it is. A file being written ends in
@@ -14,8 +14,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +23,7 @@ from topobench.db.engine import place_of
 from topobench.db.files import identity
 from topobench.db.store import Store
 from topobench.db.writer import Stored
-from topobench.errors import StoreConflict, StoreError, StoreUnreachable
+from topobench.errors import StoreUnreachable
 from topobench.host import Host
 from topobench.reading import Cell, Run, to_json
 
@@ -35,9 +34,11 @@ CALLS = ("begin_sweep", "put_host", "plan_cells", "put_run", "resume_sweep", "en
 """Methods of :class:`Store` that may be spooled."""
 END_SCHEDULE = "end_schedule"
 """The call of ``schedules.end_late``: a try of a schedule ended while the store was away."""
-_OF_STORE = "of_store"
+OF_STORE = "of_store"
+"""The first line of a file, no call: of which store it is."""
+PROBLEMS = ".problems"
+"""Ending of what is told of a file beside it."""
 _NOT_YET = (".jsonl", ".part")
-_PROBLEMS = ".problems"
 _AGAIN_SECONDS = 86400.0
 _LONGEST_HEAD = 16384
 
@@ -67,7 +68,7 @@ class Spool:
         self.folder = folder
         self.finished: list[Path] = []
         self._name = name
-        self._head = _line(_OF_STORE, {"place": place_of(url)})
+        self._head = _line(OF_STORE, {"place": place_of(url)})
         self._rotate_bytes = rotate_bytes
         self._file: IO[bytes] | None = None
 
@@ -113,7 +114,7 @@ class Spool:
             with contextlib.suppress(FileExistsError):
                 file = part.open("xb", buffering=0)
                 fcntl.flock(file, fcntl.LOCK_EX)
-                if not _is_still(part, file):  # an import took it, empty, for one of a dead sweep
+                if not is_still(part, file):  # an import took it, empty, for one of a dead sweep
                     file.close()
                     continue
                 self._file = file
@@ -127,81 +128,6 @@ class Spool:
             yield
         except OSError as error:
             raise StoreUnreachable(f"spool {self.folder} cannot be written to: {error}") from error
-
-
-@dataclass(slots=True)
-class Imported:
-    """
-    What became of a spool.
-
-    Args:
-        stored: Runs that are new.
-        already: Runs that were stored before.
-        conflicts: Runs refused, because another one has their UUID.
-        problems: ``file:line: what`` for every line that could not be brought in.
-        busy: Files that a living sweep still writes to; the folder, where another import works.
-        elsewhere: Files of other stores, by the place of those.
-    """
-
-    files: int = 0
-    stored: int = 0
-    already: int = 0
-    conflicts: int = 0
-    problems: list[str] = field(default_factory=list)
-    busy: list[str] = field(default_factory=list)
-    elsewhere: dict[str, list[str]] = field(default_factory=dict)
-
-
-def import_spool(store: Store, path: Path) -> Imported:
-    """
-    Bring a spool's calls into a store; calls that are already there change nothing.
-
-    A file all of whose lines came in is renamed to ``.imported``; one with problems stays. Of a
-    folder, files of other stores stay, too.
-
-    Args:
-        path: A folder, or one file of it.
-
-    Raises:
-        StoreError: There is no such file or folder.
-        StoreUnreachable: The store went away; what came in stays in, and again is safe.
-    """
-    if path.is_file():
-        return import_files(store, path.parent, [path])
-    if not path.is_dir():
-        raise StoreError(f"{path}: no such file or folder; a spool is a folder of .jsonl files")
-    own = place_of(store.url)
-    files: list[Path] = []
-    elsewhere: dict[str, list[str]] = {}
-    for file in files_of(path):
-        place = place_told(file) or own
-        if place == own:
-            files.append(file)
-        else:
-            elsewhere.setdefault(place, []).append(str(file))
-    result = import_files(store, path, files)
-    result.elsewhere = elsewhere
-    return result
-
-
-def import_files(
-    store: Store, folder: Path, files: Iterable[Path], ended: Callable[[Call], None] | None = None
-) -> Imported:
-    """
-    As :func:`import_spool`, of some files; one import at a time works in a folder.
-
-    Args:
-        ended: Is told each try of a schedule that has ended, before its file counts as brought
-            in: what it raises keeps the file for the next time.
-    """
-    result = Imported()
-    with _alone_in(folder) as alone:
-        if not alone:
-            result.busy.append(str(folder))
-            return result
-        for file in files:
-            _import_file(store, file, result, ended)
-    return result
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -221,7 +147,7 @@ def files_for(folder: Path, url: str) -> list[Path]:
 
 def place_told(file: Path) -> str | None:
     """The place of the store that a file is of (``place_of``); None if that is not told."""
-    told = _told(file, 0, _OF_STORE)
+    told = _told(file, 0, OF_STORE)
     return None if told is None else str(told.get("place"))
 
 
@@ -237,7 +163,7 @@ def _told(file: Path, line: int, op: str) -> Call | None:
         with file.open("rb") as opened:
             for _ in range(line):
                 opened.readline(_LONGEST_HEAD)
-            call = _parse(opened.readline(_LONGEST_HEAD))
+            call = parse(opened.readline(_LONGEST_HEAD))
         return dict(call["data"]) if call["op"] == op else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -246,120 +172,26 @@ def _told(file: Path, line: int, op: str) -> Call | None:
 def problems_told(file: Path) -> str:
     """What was wrong with a file when it was last tried; empty for nothing, or not yet."""
     try:
-        return file.with_suffix(_PROBLEMS).read_text(encoding="utf-8")
+        return file.with_suffix(PROBLEMS).read_text(encoding="utf-8")
     except OSError:
         return ""
 
 
 def _failed_of_late(file: Path) -> bool:
     try:
-        age = time.time() - file.with_suffix(_PROBLEMS).stat().st_mtime
+        age = time.time() - file.with_suffix(PROBLEMS).stat().st_mtime
     except OSError:
         return False
     return 0 <= age < _AGAIN_SECONDS
 
 
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[bool]:
-    """Whether no other process imports from a folder, and none does until this ends."""
-    try:
-        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise StoreError(f"{folder}: {error.strerror}") from error
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(number)
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        os.close(number)
+def parse(line: bytes) -> dict[str, Any]:
+    """
+    A line of a spool: ``op`` and ``data`` of a call.
 
-
-def _import_file(
-    store: Store, path: Path, result: Imported, ended: Callable[[Call], None] | None
-) -> None:
-    with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(path.open("rb"))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            result.busy.append(str(path))
-            return
-        except FileNotFoundError:  # another import was first
-            return
-        except OSError as error:
-            raise StoreError(f"{path}: {error.strerror}") from error
-        if not _is_still(path, file):  # its writer, or another import, was quicker
-            return
-        result.files += 1
-        before = len(result.problems)
-        for number, line in enumerate(file, 1):
-            call = _import_line(store, f"{path}:{number}", line, result)
-            if call is not None and ended is not None:
-                ended(call)
-        store.finish_rollups()
-        _close_file(path, result.problems[before:])
-
-
-def _close_file(path: Path, problems: Sequence[str]) -> None:
-    note = path.with_suffix(_PROBLEMS)
-    if problems:
-        with contextlib.suppress(OSError):  # the file itself stays, which matters
-            note.write_text("\n".join(problems) + "\n", encoding="utf-8")
-        return
-    try:
-        path.rename(path.with_suffix(".imported"))
-        note.unlink(missing_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"{path}: was brought in, but cannot be renamed to .imported: {error.strerror}; make "
-            "its folder writable"
-        ) from error
-
-
-def _import_line(store: Store, where: str, line: bytes, result: Imported) -> Call | None:
-    """Do the call of a line; its arguments if it ends a try of a schedule."""
-    try:
-        call = _parse(line)
-        if call["op"] == _OF_STORE:
-            return None
-        done = perform(store, call["op"], revive(call["data"]))
-    except StoreUnreachable:
-        raise
-    except StoreConflict as error:
-        result.conflicts += 1
-        result.problems.append(f"{where}: {error}")
-    except StoreError as error:
-        result.problems.append(f"{where}: {error}")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        # A line is torn when the machine stopped while it was written: it was never promised.
-        if line.endswith(b"\n"):
-            result.problems.append(f"{where}: not a line of a spool: {_what(error)}; {_ADVICE}")
-    else:
-        result.stored += done is Stored.STORED
-        result.already += done is Stored.ALREADY_STORED
-        return call["data"] if call["op"] == END_SCHEDULE else None
-    return None
-
-
-def _what(error: Exception) -> str:
-    """The error in a line; that of a wrong encoding would hold the whole line of it."""
-    if isinstance(error, UnicodeDecodeError):
-        return "not UTF-8 text"
-    if isinstance(error, json.JSONDecodeError):
-        return f"no JSON: {error}"
-    text = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-    return text[:_LONGEST_PROBLEM]
-
-
-_LONGEST_PROBLEM = 300
-_ADVICE = "take it out, or restore the file"
-
-
-def _parse(line: bytes) -> dict[str, Any]:
+    Raises:
+        ValueError: It is none, or of another format; KeyError where it lacks that.
+    """
     call: Any = json.loads(line)
     if not isinstance(call, dict):
         raise ValueError("no JSON object")
@@ -414,7 +246,7 @@ def _line(op: str, data: Mapping[str, Any]) -> bytes:
     return (json.dumps({"topobench_spool": FORMAT, "op": op, "data": data}) + "\n").encode()
 
 
-def _is_still(path: Path, file: IO[bytes]) -> bool:
+def is_still(path: Path, file: IO[bytes]) -> bool:
     """Whether a file that was opened, and locked since, still has its name."""
     found = os.fstat(file.fileno())
     return identity(path) == (found.st_dev, found.st_ino)
