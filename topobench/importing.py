@@ -1,4 +1,4 @@
-"""The body of ``topobench import``: files in, :class:`Outcome` out, foreign results stored."""
+"""The body of ``topobench import``: files in, :class:`Imported` out, foreign results stored."""
 
 from __future__ import annotations
 

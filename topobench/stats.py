@@ -2,7 +2,7 @@
 Statistics of the samples of one process. Pure; standard library only.
 
 Exact and free of distribution assumptions. :mod:`topobench.ranks` compares two groups,
-:mod:`topobench.resampling` knows processes and samples, :mod:`topobench.comparison` decides.
+:mod:`topobench.comparison` decides.
 
 A sample list holds the warm-ups first, then the samples that count; nothing is dropped
 from what is stored. Percentiles are values that were measured, never interpolated.

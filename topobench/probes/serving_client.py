@@ -173,11 +173,11 @@ class _Page:
         self.data = b""
 
     def begin(self, status: int, content_type: str) -> None:
-        """See :class:`Taker`."""
+        """See :class:`serving_http.Taker`."""
         self.status = status
 
     def take(self, data: bytes, now: float) -> bool:
-        """See :class:`Taker`."""
+        """See :class:`serving_http.Taker`."""
         self.data += data
         return len(self.data) > self._most
 

@@ -50,7 +50,7 @@ class Stream:
         self._done = self._finished = False
 
     def begin(self, status: int, content_type: str) -> None:
-        """See :class:`Taker`."""
+        """See :class:`serving_http.Taker`."""
         if status != 200:
             self._refused = status
         elif content_type != "text/event-stream":
@@ -58,7 +58,7 @@ class Stream:
             raise RequestFailed("not_streaming", f"the answer is {kind}")
 
     def take(self, data: bytes, now: float) -> bool:
-        """See :class:`Taker`; all was said once the stream says that it is done."""
+        """See :class:`serving_http.Taker`; all was said once the stream says that it is done."""
         if self._refused:
             self._buffer += data
             return len(self._buffer) > _LONGEST_ERROR * 4
