@@ -140,6 +140,8 @@ def test_named_queries_have_forms_answers_and_csv(server: Served) -> None:
     lines = csv.text.splitlines()
     assert lines[0].startswith("cluster,host,devices,probe")
     assert len(lines) == shown + 1
+    stranger = server.ask("/query/latest?run=1&host=h99").text
+    assert "<p>No host of this store is called &#39;h99&#39;" in stranger
     assert server.ask("/query/no-such?run=1").status == 400
     assert server.ask("/query/latest?run=1&host=%00").status == 400
     wrong = server.ask(f"/query/latest?run=1&since={quote(HOSTILE)}")

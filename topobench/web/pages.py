@@ -277,7 +277,7 @@ def query(site: Site, name: str, params: Mapping[str, str]) -> str:
     Raises:
         UsageError: No such query, or a value that does not parse.
     """
-    from topobench.db.queries import load, run_query
+    from topobench.db.queries import load, run_query, why_empty
     from topobench.report.tables_text import query_sheet
 
     found = load(name)
@@ -285,7 +285,9 @@ def query(site: Site, name: str, params: Mapping[str, str]) -> str:
     answer = run_query(site.store(), name, given) if "run" in params else None
     rows: Sequence[Sequence[Any]] = () if answer is None else answer.rows[:MOST_ROWS]
     table = None
+    why: list[str] = []
     if answer is not None:
+        why = [] if rows else why_empty(site.store(), given)
         sheet = query_sheet(answer.columns, rows)
         heads = [Head(c.name, c.number) for c in sheet.columns]
         shown = [[text.strip() for text in row] for row in sheet.rows]
@@ -296,6 +298,7 @@ def query(site: Site, name: str, params: Mapping[str, str]) -> str:
         given={p.name: given.get(p.name, p.default) for p in found.parameters},
         table=table,
         total=None if answer is None else len(answer.rows),
+        why=why,
         csv=f"/query/{quote(name)}.csv?{urlencode(given)}",
         empty=not site.store().sweeps(limit=1),
     )
