@@ -23,7 +23,15 @@ from topobench import cli
 from topobench.db.store import Store
 from topobench.errors import UsageError
 from topobench.reading import Scalar
-from topobench.report.page import Sight, collectives, fleet, plots, readings, render_report
+from topobench.report.page import (
+    Sight,
+    collectives,
+    computing,
+    fleet,
+    plots,
+    readings,
+    render_report,
+)
 from topobench.report.page.page import asset
 from topobench.report.page.parts import Figure
 from topobench.report.records import Places
@@ -158,6 +166,23 @@ def test_sizes_and_modes_are_never_taken_for_processes_of_one_case() -> None:
         "NV18 all_reduce per_call float32 1 MiB arm none 1 20.00",
     ):
         assert part in text
+
+
+def test_sizes_of_host_memory_have_a_matrix_each() -> None:
+    """The last size stood for all."""
+    own = {"op": "copy", "cpu_node": 0, "memory_node": 0}
+    cells = [
+        documents.cell(
+            "host_memory",
+            [documents.reading("bandwidth_bytes_per_second", rate)],
+            params={**own, "bytes": size},
+            binding=documents.binding("cpu0-mem0", 0, 0),
+        )
+        for size, rate in ((1 << 20, 300e9), (1 << 30, 100e9))
+    ]
+    found = [*computing.memory_matrix("h0", cells, Places({}))]
+    titles = [f.title for f in found if isinstance(f, Figure)]
+    assert titles == ["Host memory: copy, 1 MiB", "Host memory: copy, 1 GiB"]
 
 
 def test_hosts_are_held_against_others_case_by_case() -> None:

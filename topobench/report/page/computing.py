@@ -16,6 +16,7 @@ from topobench.report.records import CPU_NODE, MEMORY_NODE, Places, records
 from topobench.report.safe import clean
 from topobench.roofline import roofs as roofs_of
 from topobench.roofline import work_of
+from topobench.units import format_bytes
 
 Cell = Mapping[str, Any]
 
@@ -27,8 +28,10 @@ def memory_matrix(name: str, cells: Sequence[Cell], places: Places) -> Iterator[
         at = record.dimensions
         if CPU_NODE in at and record.metric in (BANDWIDTH.name, LATENCY.name):
             ends = f"CPUs {at[CPU_NODE]}", str(at[MEMORY_NODE])
-            op = clean(at.get("op") or at.get("kernel") or "")
-            found.setdefault((op, record.metric), {})[ends] = record.figure.median
+            size = at.get("bytes")
+            words = clean(at.get("op") or at.get("kernel") or "")
+            words += f", {format_bytes(size)}" if isinstance(size, int) else ""
+            found.setdefault((words, record.metric), {})[ends] = record.figure.median
     for number, ((op, metric), fields) in enumerate(found.items()):
         yield _memory_figure(f"{name}-memory{number}", op, metric, fields)
 
