@@ -65,11 +65,7 @@ class Case(Passes[Decoder]):
         yield from self.compiled()
         yield from self.whole(timing.figures)
         yield from self.launching()
-        stages = self.stages(mode)
-        if not stages:
-            self.context.note("stages", common.unstaged(mode))
-        for stage, seconds in stages.items():
-            yield common.several(common.STAGE, tuple(seconds), stage=stage)
+        yield from common.staged(self.stages(mode))
         yield from self.kernels()
 
     def _note(self, how: str, expected: Footprint) -> None:

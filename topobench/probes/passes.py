@@ -154,8 +154,14 @@ class Passes(Generic[Model]):
         yield metrics.several(metrics.PART, tuple(launches), part="launch")
 
     def stages(self, mode: str) -> dict[str, list[float]]:
-        """Of eager kernels, which a graph replays too; compiled ones cross the stages."""
+        """
+        Of eager kernels, which a graph replays too; compiled ones cross the stages.
+
+        Where there are none, the run is noted why.
+        """
         found = None if mode == "compile" else self.device.stages(self.forward.marked)
+        if not found:
+            self.context.note("stages", metrics.unstaged(mode))
         return found or {}
 
     def kernels(self) -> Iterator[Reading]:

@@ -116,10 +116,7 @@ class Case(Passes[Transformer]):
     def _stages(self, mode: str) -> Iterator[Reading]:
         """Of a pass, and what all ranks spend in adding up."""
         found = self.stages(mode)
-        if not found:
-            self.context.note("stages", metrics.unstaged(mode))
-        for stage, seconds in found.items():
-            yield metrics.several(metrics.STAGE, tuple(seconds), stage=stage)
+        yield from metrics.staged(found)
         if SUM_STAGE in found:
             passes = zip(*found.values(), strict=True)
             totals = [sum(stages) for stages in passes]

@@ -7,6 +7,8 @@ change twice in a verdict.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 from topobench import stats
 from topobench.reading import Better, Metric, Reading, Scalar
 
@@ -55,6 +57,12 @@ def unstaged(mode: str) -> str:
     if mode == "compile":
         return "not measured: compiled kernels cross them"
     return "not measured: launching outlasted every spin"
+
+
+def staged(found: Mapping[str, Sequence[float]]) -> Iterator[Reading]:
+    """A reading of each stage, from its seconds in each pass."""
+    for stage, seconds in found.items():
+        yield several(STAGE, tuple(seconds), stage=stage)
 
 
 def single(metric: Metric, value: float, **point: Scalar) -> Reading:
