@@ -32,19 +32,23 @@ from topobench.probes.decode_step import SPLIT, Decoder
 from topobench.probes.decode_work import KEPT, Kept, flop, footprint, read_bytes
 from topobench.probes.device_work import segments_of
 from topobench.probes.footprint import Footprint
-from topobench.probes.forward import MODES, compiler
+from topobench.probes.forward import compiler
 from topobench.probes.metrics import FLOP
+from topobench.probes.model_parameters import (
+    AUTO,
+    ON_CPUS,
+    mode_parameter,
+    planned_shape,
+    precision_parameter,
+    shape_parameter,
+)
 from topobench.probes.passes import WALL_SECONDS
 from topobench.probes.precisions import PRECISIONS, Precision
 from topobench.probes.prefill import (
     ASSUMED_FLOP_PER_SECOND,
     ASSUMED_ON_CPUS,
-    AUTO,
     COMPILE_SECONDS,
     FIRST_SECONDS,
-    MODE_ON,
-    ON_CPUS,
-    ON_GPUS,
     WIDEST_ON_CPUS,
     device_seconds,
     sampling,
@@ -59,7 +63,7 @@ from topobench.probes.protocol import (
     parameter,
     suited,
 )
-from topobench.probes.shapes import SHAPE_HELP, Shape, shape_of
+from topobench.probes.shapes import Shape, shape_of
 from topobench.probes.transformer import Place
 from topobench.reading import Metric, Reading, ReasonCode
 from topobench.units import format_bytes
@@ -89,18 +93,8 @@ class Decode:
     )
     arms: ClassVar[Arms] = Arms.BINDINGS
 
-    shape: str = parameter(
-        AUTO,
-        kind=Kind.TEXT,
-        auto=(ON_GPUS, ON_CPUS),
-        help=f"auto ({ON_GPUS}; {ON_CPUS} on CPUs), {SHAPE_HELP}",
-    )
-    dtype: str = parameter(
-        "bf16",
-        kind=Kind.CHOICE,
-        choices=tuple(PRECISIONS),
-        help="type of the products; in int4 are weights alone",
-    )
+    shape: str = shape_parameter()
+    dtype: str = precision_parameter()
     kv_dtype: str = parameter(
         "bf16",
         kind=Kind.CHOICE,
@@ -113,14 +107,7 @@ class Decode:
         choices=(*attention.CHOICES, SPLIT),
         help=f"kernel of attention; {SPLIT} is ours in Triton, auto the fastest that works",
     )
-    mode: str = parameter(
-        AUTO,
-        kind=Kind.CHOICE,
-        choices=(AUTO, *MODES),
-        auto=MODE_ON,
-        help="kernel by kernel, as one CUDA graph, or layers compiled first (and then a graph); "
-        f"auto is {MODE_ON[0]} on GPUs, {MODE_ON[1]} on CPUs",
-    )
+    mode: str = mode_parameter()
     batch: int = parameter(1, minimum=1, maximum=4096, help="sequences that get a token at once")
     context: int | None = parameter(
         None,
@@ -165,7 +152,7 @@ class Decode:
 
     def estimated_seconds(self) -> float:
         """As on a large GPU; of narrow models as on CPUs."""
-        shape = shape_of(ON_GPUS if self.shape == AUTO else self.shape)
+        shape = planned_shape(self.shape)
         precision, kept = PRECISIONS[self.dtype], KEPT[self.kv_dtype]
         work = flop(shape, self.tokens, self.batch)
         large = shape.width > WIDEST_ON_CPUS
@@ -185,7 +172,7 @@ class Decode:
 
     def first_uses(self) -> Mapping[str, float]:
         """What steps are held against, and the first model of that type."""
-        if shape_of(ON_GPUS if self.shape == AUTO else self.shape).width <= WIDEST_ON_CPUS:
+        if planned_shape(self.shape).width <= WIDEST_ON_CPUS:
             return {}
         copies = SHARED_COPIES_SECONDS if self.at_once == "all" else COPIES_SECONDS
         products = PRECISIONS[self.dtype].product

@@ -29,8 +29,16 @@ from topobench.probes.accelerator import (
 from topobench.probes.bench import BENCH
 from topobench.probes.device_work import segments_of
 from topobench.probes.footprint import Footprint, footprint
-from topobench.probes.forward import MODES, compiler
+from topobench.probes.forward import compiler
 from topobench.probes.metrics import FLOP
+from topobench.probes.model_parameters import (
+    AUTO,
+    ON_CPUS,
+    mode_parameter,
+    planned_shape,
+    precision_parameter,
+    shape_parameter,
+)
 from topobench.probes.passes import DEVICE_SECONDS, WALL_SECONDS
 from topobench.probes.precisions import PRECISIONS, Precision, summed_bytes
 from topobench.probes.prefill_case import Case
@@ -43,7 +51,7 @@ from topobench.probes.protocol import (
     parameter,
     suited,
 )
-from topobench.probes.shapes import SHAPE_HELP, Shape, flop, shape_of
+from topobench.probes.shapes import Shape, flop, shape_of
 from topobench.probes.timing import (
     N_FLOOR,
     OVERRUN,
@@ -55,10 +63,6 @@ from topobench.probes.transformer import Place, Transformer
 from topobench.reading import Metric, Reading, ReasonCode
 from topobench.units import format_bytes
 
-AUTO = "auto"
-"""The shape or mode that suits the device: the planner names it before a case is stored."""
-ON_GPUS, ON_CPUS = "llama3-8b", "tiny"
-MODE_ON = ("graph", "eager")
 TOKENS_ON = (2048, 256)
 WIDEST_ON_CPUS = 1024
 COMPILE_SECONDS = 20.0
@@ -92,18 +96,8 @@ class Prefill:
     )
     arms: ClassVar[Arms] = Arms.BINDINGS
 
-    shape: str = parameter(
-        AUTO,
-        kind=Kind.TEXT,
-        auto=(ON_GPUS, ON_CPUS),
-        help=f"auto ({ON_GPUS}; {ON_CPUS} on CPUs), {SHAPE_HELP}",
-    )
-    dtype: str = parameter(
-        "bf16",
-        kind=Kind.CHOICE,
-        choices=tuple(PRECISIONS),
-        help="type of the products; in int4 are weights alone",
-    )
+    shape: str = shape_parameter()
+    dtype: str = precision_parameter()
     tensor_parallel: int = parameter(
         1, minimum=1, maximum=64, help="GPUs that share each layer, one process each"
     )
@@ -113,14 +107,7 @@ class Prefill:
         choices=attention.CHOICES,
         help="kernel of attention; auto is the fastest that works",
     )
-    mode: str = parameter(
-        AUTO,
-        kind=Kind.CHOICE,
-        choices=(AUTO, *MODES),
-        auto=MODE_ON,
-        help="kernel by kernel, as one CUDA graph, or layers compiled first (and then a graph); "
-        f"auto is {MODE_ON[0]} on GPUs, {MODE_ON[1]} on CPUs",
-    )
+    mode: str = mode_parameter()
     batch: int = parameter(1, minimum=1, maximum=4096, help="sequences of one pass")
     sequence: int | None = parameter(
         None,
@@ -173,7 +160,7 @@ class Prefill:
 
     def estimated_seconds(self) -> float:
         """As on a large GPU; of narrow models as on CPUs."""
-        shape = shape_of(ON_GPUS if self.shape == AUTO else self.shape)
+        shape = planned_shape(self.shape)
         large = shape.width > WIDEST_ON_CPUS
         rate = ASSUMED_FLOP_PER_SECOND[self.dtype] if large else ASSUMED_ON_CPUS
         once = 1e-4 + flop(shape, self.tokens, self.batch) / rate / self.tensor_parallel
@@ -190,12 +177,12 @@ class Prefill:
 
     def message_bytes(self) -> int:
         """What each all-reduce of a pass adds up where GPUs share the model; as on GPUs."""
-        shape = shape_of(ON_GPUS if self.shape == AUTO else self.shape)
+        shape = planned_shape(self.shape)
         return summed_bytes(PRECISIONS[self.dtype], shape.width, self.batch * self.tokens)
 
     def first_uses(self) -> Mapping[str, float]:
         """The ceiling that a type's passes are held against, and the first model of that type."""
-        if shape_of(ON_GPUS if self.shape == AUTO else self.shape).width <= WIDEST_ON_CPUS:
+        if planned_shape(self.shape).width <= WIDEST_ON_CPUS:
             return {}
         return {f"products in {PRECISIONS[self.dtype].product}": FIRST_SECONDS}
 
