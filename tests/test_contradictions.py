@@ -19,11 +19,13 @@ from storing import BANDWIDTH, at, begin, cell, host, reading, run
 from topobench import cli
 from topobench.db import schema
 from topobench.db.columns import now_text
+from topobench.db.contradictions import contradictions
 from topobench.db.engine import reading as reading_of
 from topobench.db.engine import writing
+from topobench.db.identities import identities
 from topobench.db.keys import insert_id
 from topobench.db.store import Store
-from topobench.db.strays import all_strays, blame
+from topobench.db.strays import blame
 from topobench.errors import StoreError
 
 GEMM = "flop_per_second"
@@ -124,9 +126,9 @@ def url(filled: Path, tmp_path: Path) -> str:
 
 
 def told(url: str) -> dict[tuple[str, str], tuple[Mapping[str, Any], str, str, int]]:
-    """What `db check` finds, by table and column: row, value, what belongs there, rows."""
+    """What contradicts in a store, by table and column: row, value, what belongs there, rows."""
     with Store.open(url, read_only=True) as store, reading_of(store.engine) as connection:
-        found = all_strays(connection)
+        found = [*contradictions(connection), *identities(connection, ())]
     return {(s.table, s.column): (s.row, s.value, s.belongs, s.rows) for s in found}
 
 

@@ -393,5 +393,7 @@ def test_probe_knows_a_sweep_that_was_spooled(
     monkeypatch.chdir(tmp_path)
     sweep = left_behind(sqlite_store_url, Path(FOLDER))
     assert cli.main(["probe", "--resume", "latest", "--store", sqlite_store_url]) == 2
-    assert f"sweep {sweep[:8]} has nothing left to run" in capsys.readouterr().err
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("topobench: a run of earlier sweeps came in from topobench-spool; ")
+    assert told[1] == f"topobench: sweep {sweep[:8]} has nothing left to run"
     assert names(Path(FOLDER)) == [".imported"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from topobench import __version__, culprits, drivers, sweep
 from topobench.config import ClusterConfig, to_yaml
-from topobench.errors import UsageError
+from topobench.errors import TopobenchError, UsageError
 from topobench.host import Host
 from topobench.layout import Site
 from topobench.layout_hosts import pair_again
@@ -85,7 +85,11 @@ def probe(
 
     check_selection(config)
     warnings: list[str] = []
-    with Signals() as signals, Recorder.open(config.store, warn=warnings.append) as store:
+    with (
+        _told_if_refused(console, warnings),
+        Signals() as signals,
+        Recorder.open(config.store, warn=warnings.append) as store,
+    ):
         if bring_in:
             store.bring_in_earlier()
         if resume is None:
@@ -96,6 +100,20 @@ def probe(
     code = sweep.exit_code(document["counts"], failures)
     outcome = _sweep_outcome(document, signals.exit_code or code)
     return replace(outcome, warnings=(*outcome.warnings, *warnings))
+
+
+@contextlib.contextmanager
+def _told_if_refused(console: Console | None, warnings: Sequence[str]) -> Iterator[None]:
+    """Tell what became of the store also where no sweep, and so no outcome, comes of it."""
+    from topobench.report.safe import clean
+    from topobench.report.show import show, whole_line
+
+    try:
+        yield
+    except TopobenchError:
+        if console is not None and warnings:
+            show(console, *(whole_line(f"topobench: {clean(w)}") for w in warnings))
+        raise
 
 
 def _new_sweep(
