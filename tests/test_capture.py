@@ -331,6 +331,12 @@ def test_what_is_no_tarball_is_refused(data: bytes, tmp_path: Path) -> None:
         pass
 
 
+def test_a_pipe_in_place_of_a_tarball_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "p")
+    with pytest.raises(DiscoveryError, match="a pipe, not a file"), opened(tmp_path / "p"):
+        pass
+
+
 def test_a_truncated_tarball_is_refused(tmp_path: Path) -> None:
     gather(tmp_path / "m.tgz", machine(tmp_path / "m"))
     data = (tmp_path / "m.tgz").read_bytes()

@@ -284,6 +284,10 @@ class TestMistakes:
             ("ray: {adress: local}", "ray.adress: unknown key; accepted are address, ship"),
             ("ray: {ship: maybe}", "ray.ship: 'maybe' is neither true nor false"),
             ("ray: {address: auto}", "ray.address: 'auto' is not an address; accepted are local"),
+            (
+                "ray: {address: 'h:65536'}",
+                "ray.address: 'h:65536' names no port; accepted are 1",
+            ),
             ("store: mysql://h/d", "store: mysql:// is not supported; accepted are sqlite:///"),
             ("hosts: [{gpus: 8}]", "hosts[0]: names no host; add host:"),
             ("hosts: [{host: a, id: x}, {host: b, id: x}]", "hosts id: x is given twice"),

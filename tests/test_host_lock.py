@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import stat
 import subprocess
@@ -133,6 +134,21 @@ def test_other_users_may_lock_the_file_whatever_the_umask(tmp_path: Path) -> Non
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "host.lock").stat().st_mode) == 0o666
+
+
+def test_on_a_full_disk_the_lock_is_held_without_a_name(tmp_path: Path) -> None:
+    HostLock(tmp_path, sweep="s-0").acquire().release()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with HostLock(tmp_path, sweep="s-1") as lock:
+            assert lock.path.read_bytes() == b""
+            with pytest.raises(RefusedError, match="has not written its name yet"):
+                HostLock(tmp_path, sweep="s-2").acquire()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
 
 
 def test_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:

@@ -365,6 +365,8 @@ def _noun(node: Node) -> str:
 def _address(text: str) -> str:
     if text != "local" and not re.fullmatch(r"[^/\s]+:[0-9]{1,5}", text):
         raise ValueError(f"{text!r} is not an address; accepted are local or HOST:PORT")
+    if text != "local" and not 1 <= int(text.rpartition(":")[2]) <= 65535:
+        raise ValueError(f"{text!r} names no port; accepted are 1 to 65535")
     return text
 
 

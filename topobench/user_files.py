@@ -7,6 +7,7 @@ import os
 import select
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from topobench.units import format_bytes
 
@@ -21,12 +22,12 @@ _KINDS = {
 }
 
 
-def read_regular(path: Path, most_bytes: int) -> bytes:
+def open_regular(path: Path) -> BinaryIO:
     """
-    The bytes of a regular file.
+    A regular file, opened for reading; a pipe is not waited for.
 
     Raises:
-        OSError: It cannot be read, is none, or is longer; ``strerror`` says which.
+        OSError: It cannot be read, or is none; ``strerror`` says which.
     """
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "its name holds a NUL character", str(path))
@@ -36,7 +37,17 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
         os.close(descriptor)
         text = f"it is {_KINDS.get(kind, 'something else')}, not a file"
         raise OSError(errno.EINVAL, text, str(path))
-    with open(descriptor, "rb") as file:
+    return open(descriptor, "rb")
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """
+    The bytes of a regular file.
+
+    Raises:
+        OSError: As :func:`open_regular`; or it is longer.
+    """
+    with open_regular(path) as file:
         return _checked(file.read(most_bytes + 1), path, most_bytes)
 
 

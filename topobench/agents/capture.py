@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from topobench import user_files
 from topobench.errors import DiscoveryError
 
 MOST_BYTES = 512 << 20
@@ -47,7 +48,7 @@ def opened(place: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="topobench-capture-") as folder:
         root = Path(folder)
         try:
-            with place.open("rb") as file:
+            with user_files.open_regular(place) as file:
                 _unpack(file, root)
         except _Insane as error:
             raise DiscoveryError(f"{place}: {error}") from error

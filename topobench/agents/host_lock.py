@@ -62,7 +62,8 @@ class HostLock:
             "started_at": started.replace("+00:00", "Z"),
         }
         os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(content).encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk it is held without a name
+            os.pwrite(handle, json.dumps(content).encode(), 0)
         self._handle = handle
         return self
 
