@@ -505,7 +505,7 @@ def test_the_daemon_serves_sweeps_rereads_and_ends_with_its_child(tmp_path: Path
             assert "kind: wrong" in process.stderr.readline()
             written(tmp_path, f"{{name: lab, ray: {{address: '127.0.0.1:{port}'}}}}", just_now())
             process.send_signal(signal.SIGHUP)
-            while "again, 1 schedules" not in process.stderr.readline():
+            while "again, 1 schedule\n" not in process.stderr.readline():
                 pass
             deadline = time.monotonic() + 60
             while not job.rows("SELECT 1 FROM schedule_state") and time.monotonic() < deadline:

@@ -219,7 +219,7 @@ def test_a_log_that_may_not_be_read_is_unknown_and_not_clean(tmp_path: Path) -> 
     assert found == ()
     assert unread == {"xid": f"{tmp_path}/none: No such file or directory"}
     planned = make_plan(configured(probes="gemm"), [host(place, health_unread=unread)], seed=1)
-    assert any("Xid errors of 1 hosts cannot be seen (h1)" in w for w in planned.warnings)
+    assert any("Xid errors cannot be seen on 1 of 1 hosts (h1)" in w for w in planned.warnings)
 
 
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="/dev/kmsg may not be read here")

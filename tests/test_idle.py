@@ -70,7 +70,7 @@ def test_memory_that_nobody_owns_keeps_a_host_busy() -> None:
 def test_processes_of_other_containers_keep_a_host_busy() -> None:
     watched = Watched()
     watched.state.processes = [process(4_194_305, None)]  # beyond the largest pid
-    assert occupants(watched) == [f"1 processes of another container compute on {watched.uuid}"]
+    assert occupants(watched) == [f"a process of another container computes on {watched.uuid}"]
 
 
 def test_a_gpu_that_works_for_nobody_in_sight_keeps_a_host_busy() -> None:

@@ -24,6 +24,7 @@ from topobench import fleet, notify, seeing
 from topobench.commands import Outcome
 from topobench.errors import ConfigError
 from topobench.fleet import Fleet
+from topobench.report.words import count
 
 RETRY_SECONDS = 300.0
 """Until the next look, after a child that could not do what was due."""
@@ -54,7 +55,7 @@ def run(path: Path, host: str, port: int, *, token_file: Path | None, note: Note
     _tell_wrong(timer.fleet, note)
 
     def ready(where: str) -> None:
-        note(f"serving {where}, {len(timer.fleet.schedules)} schedules")
+        note(f"serving {where}, {count(len(timer.fleet.schedules), 'schedule')}")
         timer.start(where)
 
     with _rereading(timer):
@@ -147,7 +148,7 @@ class Timer:
                 self._note("the pages stay with the store they began with; restart to change it")
             self.fleet = found
             _tell_wrong(found, self._note)
-            self._note(f"read {self._path} again, {len(found.schedules)} schedules")
+            self._note(f"read {self._path} again, {count(len(found.schedules), 'schedule')}")
         notify.notify("READY=1")
 
     def _started(self) -> subprocess.Popen[bytes]:

@@ -335,7 +335,7 @@ def _host_warnings(
     if blind and config.health.xid is not Action.OFF:
         names = ", ".join(h.name for h in blind[:8]) + (" ..." if len(blind) > 8 else "")
         yield (
-            f"Xid errors of {len(blind)} hosts cannot be seen ({names}): "
+            f"Xid errors cannot be seen on {len(blind)} of {len(hosts)} hosts ({names}): "
             f"{blind[0].facts.health_unread['xid']}; sysctl kernel.dmesg_restrict=0 lets everybody "
             "read the kernel's log, health: {xid: off} gives up on it"
         )

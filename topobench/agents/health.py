@@ -193,7 +193,8 @@ def _of_links(topology: Topology, gpus: list[Gpu]) -> Iterator[Trouble]:
         alike = [n for n in topology.nics if n.rdma and n.link_layer == nic.link_layer]
         up = [n for n in alike if n.state == "active"]
         if nic.rdma and nic.state in ("down", "init") and len(up) * 2 > len(alike):
-            text = f"the port of nic:{nic.name} is {nic.state}, {len(up)} others are active"
+            others = f"{len(up)} of {len(alike)} such ports are active"
+            text = f"the port of nic:{nic.name} is {nic.state}, {others}"
             fix = "check its cable and its switch port"
             yield Trouble(
                 "links", ReasonCode.DEGRADED_LINK, text, fix, f"nic:{nic.name}", grave=False

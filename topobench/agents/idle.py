@@ -96,7 +96,9 @@ def _of_gpu(reader: GpuReader, name: str, sweep: str) -> Iterator[str]:
     yield from strangers
     hidden = [p.pid for p in running or [] if processes.find(p.pid) is None]
     if hidden and not strangers:
-        yield f"{len(hidden)} processes of another container compute on {name}"
+        alone = len(hidden) == 1
+        who = "a process" if alone else f"{len(hidden)} processes"
+        yield f"{who} of another container {'computes' if alone else 'compute'} on {name}"
     sizes = [p.memory_bytes for p in running or []]
     if running is not None and used is not None and None not in sizes:
         unowned = used - sum(s for s in sizes if s is not None)
