@@ -24,6 +24,7 @@ from topobench.db.engine import reading as reading_of
 from topobench.db.engine import writing
 from topobench.db.identities import identities
 from topobench.db.keys import insert_id
+from topobench.db.merge import import_store
 from topobench.db.store import Store
 from topobench.db.strays import blame
 from topobench.errors import StoreError
@@ -399,6 +400,22 @@ def test_an_edited_store_comes_into_no_other_one(
         assert "`topobench db check` lists what else there is" in text
     with Store.open(other) as store:
         assert store.info()["rows"]["sweep"] == 0
+
+
+def test_a_verdict_given_anew_on_more_data_supersedes_the_first_in_another_store_too(
+    url: str, tmp_path: Path
+) -> None:
+    """By the same rules and as of the same time: it came to supersede itself there."""
+    by_hand(url, "UPDATE verdict SET inputs_digest = id, superseded_by = CASE id WHEN 1 THEN 2 END")
+    assert told(url) == {}
+    with Store.open(f"sqlite:///{tmp_path}/other.db") as store:
+        for _ in range(2):
+            import_store(store, url)
+        v = schema.verdict.c
+        with store.engine.connect() as connection:
+            query = sa.select(v.id, v.inputs_digest, v.superseded_by).order_by(v.id)
+            rows = [tuple(row) for row in connection.execute(query)]
+    assert rows == [(1, "1", 2), (2, "2", None), (3, "3", None)]
 
 
 def test_what_breaks_over_edited_parameters_is_no_bug_of_ours(url: str) -> None:

@@ -140,7 +140,7 @@ def _skus(connection: Connection) -> Iterator[_Told]:
     query = sa.select(h.c.id, h.c.sku_id, s.c.name, h.c.labels).select_from(h.join(s))
     for row in _rows(connection, query):
         named = row.labels.get("sku")
-        if named is not None and named != row.name:
+        if named and named != row.name:
             yield row.id, row.sku_id, None
 
 

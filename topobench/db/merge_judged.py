@@ -87,7 +87,7 @@ def supersede(source: Connection, target: Connection, mapped: Mapped) -> None:
     rows = source.execute(sa.select(table).where(table.c.superseded_by.is_not(None))).all()
     for row in rows:
         here, later = (_verdict(source, target, mapped, i) for i in (row.id, row.superseded_by))
-        if here is not None and later is not None:
+        if here is not None and later is not None and here.id != later.id:
             target.execute(table.update().where(table.c.id == here.id), {"superseded_by": later.id})
 
 
@@ -101,7 +101,7 @@ def _verdict(source: Connection, target: Connection, mapped: Mapped, source_id: 
         return None
     made = _of_sweep(mapped, schema.verdict, row, sweep_id)
     key = _OF_SWEEP["verdict"]
-    same = _find(target, schema.verdict, (*key, "reason"), made)
+    same = _find(target, schema.verdict, (*key, "reason", "inputs_digest"), made)
     return same or _find(target, schema.verdict, key, made)
 
 
