@@ -69,32 +69,6 @@ def test_interval_covers_the_median_as_often_as_it_says(n: int, spread: str) -> 
     assert hits / 4000 == pytest.approx(exact, abs=0.011)  # 3 standard errors
 
 
-def test_interval_within_one_process_says_little_about_processes() -> None:
-    """Why samples of one process never decide: 1 % between processes, 0.3 % between samples."""
-    rng = random.Random(3)
-    hits = 0
-    for _ in range(2000):
-        level = rng.gauss(100, 1)
-        low_high = stats.interval([level * rng.gauss(1, 0.003) for _ in range(20)])
-        assert low_high is not None
-        hits += low_high[0] <= 100 <= low_high[1]
-    assert hits / 2000 == pytest.approx(1 / 8, abs=0.03)
-
-
-def test_samples_that_remember_cost_coverage() -> None:
-    """At a lag-1 autocorrelation of 0.5, intervals of 200 samples cover 82 % in place of 95 %."""
-    rng = random.Random(7)
-    hits = 0
-    for _ in range(1000):
-        wave = [rng.gauss(0, 1)]
-        for _ in range(299):
-            wave.append(0.5 * wave[-1] + rng.gauss(0, 1))
-        low_high = stats.interval(wave[100:])
-        assert low_high is not None
-        hits += low_high[0] <= 0 <= low_high[1]
-    assert hits / 1000 == pytest.approx(0.82, abs=0.04)
-
-
 def test_summary_of_ten_known_values() -> None:
     summary = stats.summarise([3, 1, 4, 1, 5, 9, 2, 6, 5, 10])
     assert (summary.n, summary.median, summary.minimum, summary.maximum) == (10, 4.5, 1, 10)

@@ -163,9 +163,8 @@ def test_a_change_of_the_minimum_detectable_effect_is_called_as_often_as_stated(
     n: int, tolerance: float
 ) -> None:
     """Both ways, with 2 % between processes; no better than needed either."""
-    shift = comparison.detectable_shift(n, n)
-    assert shift is not None
-    effect = (1 + tolerance) * math.exp(shift * 0.02) - 1
+    effect = comparison.detectable_effect(n, n, 0.02, tolerance=tolerance)
+    assert effect is not None
     generator = np.random.default_rng(n)
     error = 3 * math.sqrt(0.9 * 0.1 / 800)
     a = np.exp(0.02 * generator.standard_normal((800, n))).tolist()
@@ -264,7 +263,8 @@ def test_a_p_value_left_out_changes_nothing_else() -> None:
 
 
 def test_a_power_that_was_never_reached_is_not_promised() -> None:
-    assert comparison.detectable_shift(6, 6, confidence=0.999) is None
+    assert comparison.detectable_effect(5, 8, 0.01) is None
+    assert comparison.detectable_effect(6, 6, 0.01, confidence=0.999) is None
 
 
 def test_noiseless_groups_see_all_that_exceeds_the_tolerance() -> None:
@@ -308,5 +308,7 @@ def test_impossible_requests_are_refused_in_a_sentence() -> None:
         judged([-1.0, *CALM], CALM)
     with pytest.raises(ValueError, match="second group: 0 values"):
         judged(CALM, [])
+    with pytest.raises(ValueError, match=r"variation -0\.1 must not be negative"):
+        comparison.detectable_effect(6, 6, -0.1)
     with pytest.raises(ValueError, match="power 1"):
-        compare_paired(CALM, CALM, tolerance=0.03, better=Better.HIGHER, power=1.0)
+        comparison.detectable_effect(6, 6, 0.1, power=1.0)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import mannwhitneyu
+from scipy.stats import mannwhitneyu, ttest_ind
 
 from drawing import SHAPES, noise, process_medians
 from topobench import ranks, stats
@@ -171,6 +171,37 @@ def test_signed_rank_p_is_exact_without_ties() -> None:
     assert ranks.signed_rank_p([1, -1, 2, -2, 3, -3]) > 0.9
 
 
+def test_spread_ratio_is_right_on_average() -> None:
+    generator = np.random.default_rng(8)
+    ratios = []
+    for _ in range(400):
+        a = 100 * np.exp(0.01 * generator.standard_normal(20))
+        b = 50 * np.exp(0.02 * generator.standard_normal(20))
+        ratios.append(ranks.spread_ratio(a.tolist(), b.tolist()).ratio)
+    assert np.median(np.asarray(ratios, float)) == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equal_spreads_are_seldom_called_different(shape: str) -> None:
+    generator = np.random.default_rng(6)
+    false = found = 0
+    for _ in range(600):
+        a, b = np.exp(0.01 * noise(shape, generator, (2, 12)))
+        p = ranks.spread_ratio(a.tolist(), (3 * b).tolist()).p
+        assert p is not None
+        false += p <= 0.05
+        p = ranks.spread_ratio(a.tolist(), (b**5).tolist()).p
+        assert p is not None
+        found += p <= 0.05
+    assert false / 600 <= 0.075
+    assert found / 600 >= 0.6
+
+
+def test_groups_without_variation_have_no_spread_to_compare() -> None:
+    assert ranks.spread_ratio([5, 5, 5], [7, 7, 7]) == ranks.SpreadRatio(None, None)
+    assert ranks.spread_ratio([5, 5, 5], [7, 8, 9]).ratio is None
+
+
 @pytest.mark.parametrize("n", [3, 6, 20])
 def test_log_spread_is_not_too_calm_for_small_groups(n: int) -> None:
     """Its median is the true 2 %; that of the scaled MAD of 6 values is 1.7 %."""
@@ -180,6 +211,35 @@ def test_log_spread_is_not_too_calm_for_small_groups(n: int) -> None:
         for _ in range(1000)
     ]
     assert np.median(found) == pytest.approx(0.02, rel=0.08)
+
+
+def test_adjusted_p_values_of_a_known_case() -> None:
+    """Each is p m / rank, made monotone from the largest down."""
+    assert ranks.benjamini_hochberg([0.01, 0.04, 0.03, 0.005]) == pytest.approx(
+        [0.02, 0.04, 0.04, 0.02]
+    )
+    assert ranks.benjamini_hochberg([0.04, 0.05]) == [0.05, 0.05]
+    assert ranks.benjamini_hochberg([]) == []
+    assert ranks.benjamini_hochberg([0.5, 1.0]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.7])
+def test_false_discoveries_stay_below_the_rate(shared: float) -> None:
+    """200 cases a night, 20 of them really worse; independent, or sharing a common noise."""
+    generator = np.random.default_rng(9)
+    false_shares, found = [], 0
+    for _ in range(300):
+        common = generator.standard_normal((1, 8))
+        own = generator.standard_normal((200, 8))
+        a = math.sqrt(shared) * common + math.sqrt(1 - shared) * own
+        a[:20] += 2.5
+        p = ttest_ind(a, generator.standard_normal((200, 8)), axis=1).pvalue
+        flagged = np.asarray(ranks.benjamini_hochberg(p.tolist())) <= 0.05
+        false_shares.append(flagged[20:].sum() / max(flagged.sum(), 1))
+        found += int(flagged[:20].sum())
+    error = np.std(false_shares) / math.sqrt(300)
+    assert np.mean(false_shares) <= 0.05 + 3 * error
+    assert found / (300 * 20) > 0.8
 
 
 @pytest.mark.parametrize(
@@ -193,7 +253,9 @@ def test_log_spread_is_not_too_calm_for_small_groups(n: int) -> None:
         lambda bad: ranks.paired_ratio([1.0, 2.0], [1.0, bad]),
         lambda bad: ranks.mann_whitney_p([bad], [1.0]),
         lambda bad: ranks.signed_rank_p([]),
+        lambda bad: ranks.spread_ratio([1.0, 2.0, bad], [1.0, 2.0, 3.0]),
         lambda bad: ranks.log_spread([[1.0, bad]]),
+        lambda bad: ranks.benjamini_hochberg([0.5, bad]),
     ],
 )
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -206,7 +268,7 @@ def test_values_that_are_no_numbers_are_refused(
 
 @pytest.mark.parametrize("bad", [0.0, -3.0])
 def test_ratios_refuse_values_that_are_not_above_zero(bad: float) -> None:
-    for call in (ranks.ratio, ranks.paired_ratio):
+    for call in (ranks.ratio, ranks.paired_ratio, ranks.spread_ratio):
         with pytest.raises(ValueError, match="ratios need values above zero"):
             call([1.0, 2.0, bad], [1.0, 2.0, 3.0])
 
@@ -214,6 +276,8 @@ def test_ratios_refuse_values_that_are_not_above_zero(bad: float) -> None:
 def test_impossible_requests_are_refused_in_a_sentence() -> None:
     with pytest.raises(ValueError, match="cannot be paired block by block"):
         ranks.paired_ratio([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        ranks.benjamini_hochberg([1.5])
     with pytest.raises(ValueError, match="confidence 95"):
         ranks.shift([1.0], [2.0], 95)
     with pytest.raises(ValueError, match="compare medians of processes"):

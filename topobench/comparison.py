@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from topobench import ranks
 from topobench.reading import Better, CiLevel
-from topobench.stats import CONFIDENCE, Estimate, known_confidence
+from topobench.stats import CONFIDENCE, Estimate, finite, known_confidence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -177,6 +177,37 @@ def compare_paired(
         spread=ranks.log_spread([[math.exp(x) for x in effects]]),
         p=ranks.signed_rank_p(effects) if with_p else None,
     )
+
+
+def detectable_effect(
+    n_a: int,
+    n_b: int,
+    variation: float,
+    *,
+    tolerance: float = 0.0,
+    confidence: float = CONFIDENCE,
+    power: float = POWER,
+) -> float | None:
+    """
+    Minimum detectable effect of a comparison that is still to be made.
+
+    Args:
+        n_a: Processes of the reference.
+        n_b: Processes of what is judged.
+        variation: Coefficient of variation between processes (0.01 = 1 %).
+
+    Returns:
+        Relative change; None if groups of these sizes cannot decide anything.
+
+    Raises:
+        ValueError: Negative variation, or tolerance, confidence or power out of range.
+    """
+    _Rule(tolerance, Better.HIGHER, CiLevel.BETWEEN, confidence, power)
+    if finite([variation], "variation")[0] < 0:
+        raise ValueError(f"variation {variation} must not be negative")
+    if min(n_a, n_b) < MIN_PROCESSES:
+        return None
+    return _mde(detectable_shift(n_a, n_b, confidence, power), variation, tolerance)
 
 
 @functools.lru_cache(maxsize=1024)

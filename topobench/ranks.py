@@ -12,6 +12,7 @@ import functools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from topobench.stats import CONFIDENCE, Estimate, finite, known_confidence
@@ -29,6 +30,20 @@ MAX_PAIRS = 20_000_000
 
 _PAIR_TO_SIGMA = 1.0483
 """Median of |x - y| of normal values -> standard deviation (Shamos 1976)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadRatio:
+    """
+    How much wider the second group's relative spread is than the first's.
+
+    Args:
+        ratio: Spread of b by spread of a; None if a has none.
+        p: Brown-Forsythe p value of equal spreads; None if neither group has any.
+    """
+
+    ratio: float | None
+    p: float | None
 
 
 def shift(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
@@ -145,6 +160,31 @@ def signed_rank_p(effects: Sequence[float]) -> float:
     return float(wilcoxon(effects, zero_method="pratt", method=method).pvalue)
 
 
+def spread_ratio(a: Sequence[float], b: Sequence[float]) -> SpreadRatio:
+    """
+    Whether b varies more, or less, than a, each relative to its own middle.
+
+    The ratio is of :func:`log_spread`; p is Brown-Forsythe's: an analysis of variance of the
+    distances from the group medians, of logarithms.
+
+    Raises:
+        ValueError: A group has fewer than 3 values, or one that is not above zero.
+    """
+    from scipy.stats import levene
+
+    a, b = (
+        finite(group, name, at_least=3, positive=True)
+        for group, name in ((a, "first group"), (b, "second group"))
+    )
+    spread_a, spread_b = log_spread([a]), log_spread([b])
+    logs = [[math.log(x) for x in group] for group in (a, b)]
+    varies = any(len(set(group)) > 1 for group in logs)
+    return SpreadRatio(
+        ratio=spread_b / spread_a if spread_a > 0 else None,
+        p=float(levene(*logs, center="median").pvalue) if varies else None,
+    )
+
+
 def log_spread(groups: Iterable[Sequence[float]]) -> float:
     """
     Standard deviation of the logarithms inside groups, pooled; about the variation ratio.
@@ -166,6 +206,30 @@ def log_spread(groups: Iterable[Sequence[float]]) -> float:
     if not pooled.size:
         raise ValueError("a spread needs a group of at least two values")
     return float(_PAIR_TO_SIGMA * np.median(pooled))
+
+
+def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
+    """
+    Adjusted p values, in the order given.
+
+    Taking those of at most q as found keeps the expected share of false ones among them at
+    q or below, for p values that are independent or positively dependent.
+
+    Raises:
+        ValueError: A p value is not between 0 and 1.
+    """
+    if not p_values:
+        return []
+    for place, p in enumerate(finite(p_values, "p values")):
+        if not 0 <= p <= 1:
+            raise ValueError(f"p value {place} is {p:g}; it must be between 0 and 1")
+    adjusted = [1.0] * len(p_values)
+    least = 1.0
+    descending = sorted(range(len(p_values)), key=lambda i: -p_values[i])
+    for rank, place in zip(range(len(p_values), 0, -1), descending, strict=True):
+        least = min(least, p_values[place] * len(p_values) / rank)
+        adjusted[place] = least
+    return adjusted
 
 
 @functools.lru_cache(maxsize=1024)
