@@ -42,7 +42,7 @@ def fill(store: Store) -> None:
     ``local``, of B-0; 2 of the copies on k1, of ``none``, of A-0.
     """
     hosts = [host("k1", gpus=2, prefix="A", labels={"sku": "h200"}), host("k2", gpus=2, prefix="B")]
-    copy = {"probe": "host_to_device", "params": {"bytes": 1 << 20}}
+    copy: dict[str, Any] = {"probe": "host_to_device", "params": {"bytes": 1 << 20}}
     first = cell(host="k1", devices=["A-0"], **copy)
     nights = [
         [
