@@ -367,6 +367,17 @@ def test_a_path_that_the_system_refuses_is_no_bug_of_ours(
     assert capsys.readouterr().err == f"topobench: {path}: File name too long; name another path\n"
 
 
+def test_a_folder_that_was_removed_is_no_bug_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    monkeypatch.delenv("TOPOBENCH_STORE", raising=False)
+    (tmp_path / "gone").rmdir()
+    assert [cli.main(["probe"]), cli.main(["report"])] == [3, 1]
+    assert capsys.readouterr().err.count("was removed; change to another one\n") == 2
+
+
 def test_a_terminal_without_a_letter_shows_its_number() -> None:
     sqlite3.connect("t.db").close()
     ask = [sys.executable, "-m", "topobench", "query", "--store", "sqlite:///t.db"]

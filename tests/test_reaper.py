@@ -209,6 +209,17 @@ def test_a_full_temporary_folder_is_told_before_ray_starts(
             subprocess.run(["umount", folder], check=True)
 
 
+def test_a_folder_whose_name_is_not_utf_8_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray would say that it cannot encode a character, and not of what."""
+    folder = os.fsdecode(bytes(tmp_path) + b"/b\xff")
+    os.mkdir(folder)
+    monkeypatch.chdir(folder)
+    with pytest.raises(AgentError, match=r"b.udcff': its name is not UTF-8, .* another folder"):
+        embedded.surroundings("local", "s").__enter__()
+
+
 def test_no_temporary_folder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/no")
     with pytest.raises(AgentError, match=r"no folder for temporary files: .*; name one by TMPDIR"):

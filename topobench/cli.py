@@ -111,13 +111,23 @@ def _edited(argv: Sequence[str], error: Exception) -> Exception:
 
 
 def _known(argv: Sequence[str], error: OSError) -> Exception:
-    """What the system says of a path that was named, or of the help's reader, is no bug of ours."""
+    """What the system says of paths, or of the help's reader, is no bug of ours."""
     if "--help" in argv:
         drop_stdout()
         return OutputLost(error)
+    if error.errno == errno.ENOENT and error.filename is None and not _in_a_folder():
+        return TopobenchError("the folder that this runs in was removed; change to another one")
     if error.errno in _OF_PATHS and error.filename is not None:
         return TopobenchError(f"{os.fsdecode(error.filename)}: {error.strerror}; name another path")
     return error
+
+
+def _in_a_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _interrupted(argv: Sequence[str], number: int) -> int:

@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from topobench import processes
@@ -49,6 +50,7 @@ def surroundings(address: str, sweep: str) -> Iterator[dict[str, Any]]:
             yield {}
         return
     _check_room()
+    _check_names()
     reaper.sweep_leftovers()
     token = reaper.new_token()
     folder = reaper.ray_folder(token)
@@ -93,6 +95,24 @@ def _check_room() -> None:
             f"{folder} has {format_bytes(free)} left, and Ray needs {least} for its logs and "
             "sockets: make room, or name another folder by TMPDIR"
         )
+
+
+def _check_names() -> None:
+    """
+    Whether Ray can name the folder that this runs in, and that for temporary files.
+
+    Raises:
+        AgentError: One has a name that is not UTF-8.
+        FileNotFoundError: The folder that this runs in was removed.
+    """
+    for folder in (Path.cwd(), reaper.ray_folder("").parent):
+        try:
+            str(folder).encode()
+        except UnicodeEncodeError as error:
+            raise AgentError(
+                f"{str(folder)!r}: its name is not UTF-8, and Ray cannot start there: change to "
+                "another folder, and name one for temporary files by TMPDIR"
+            ) from error
 
 
 @functools.cache
