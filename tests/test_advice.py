@@ -284,6 +284,18 @@ def test_the_text_tells_gains_first_and_says_what_is_missing(
     assert "NIC, GPU 0: mlx5_0 (PXB); GPU 1: mlx5_1 (PXB)" in out
 
 
+def test_what_would_decide_is_measured_on_the_host_that_was_asked_of(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without these flags the command measures the host on which it is called."""
+    assert cli.main(["advise", "--store", store, "--out", str(tmp_path)]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    probes = [line for line in lines if line.startswith("topobench probe")]
+    assert len(probes) >= 2
+    aimed = "topobench probe --cluster cluster.yaml --hosts gpu01 --p"
+    assert [line for line in probes if not line.startswith(aimed)] == []
+
+
 def test_what_bounds_each_work_is_told_in_the_words_of_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -306,7 +318,10 @@ def test_what_bounds_each_work_is_told_in_the_words_of_the_report(
             "lacks": ["memory"],
             "work": ["gemm bf16 8192 burst"],
             "text": "not known, for the ceiling of memory was not measured: gemm bf16 8192 burst",
-            "lines": ["topobench probe --probes gemm,kernel_launch,device_memory"],
+            "lines": [
+                "topobench probe --cluster cluster.yaml --hosts gpu01 "
+                "--probes gemm,kernel_launch,device_memory"
+            ],
         }
     ]
     assert cli.main(["advise", "--store", url]) == 0

@@ -6,11 +6,12 @@ import contextlib
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from topobench.commands import Outcome
+from topobench.config import DEFAULT_NAME
 from topobench.errors import NotFound, StoreUnreachable, TopobenchError, UsageError
 from topobench.extras import install_line
 from topobench.report.safe import clean
@@ -206,7 +207,18 @@ def advise(store_url: str, host: str | None, sweep: str | None, folder: Path) ->
         "advice": [_advice_document(item, folder) for item in items],
         "roofline": roofline_document(document["cells"], Places.of(document["hosts"])),
     }
+    for piece in (*data["advice"], *data["roofline"]["unknown"]):
+        piece["lines"] = [_aimed(line, data["host"]) for line in piece["lines"]]
     return Outcome(data, lambda: render_advice(data), warnings=document["sweep"]["warnings"])
+
+
+def _aimed(line: str, host: Mapping[str, Any]) -> str:
+    """A command that measures, at the host of a cluster: by itself it would measure this one."""
+    probe, cluster = "topobench probe", " --cluster cluster.yaml"
+    if host["cluster"] == DEFAULT_NAME or not line.startswith(f"{probe} "):
+        return line
+    rest = line.removeprefix(probe).replace(cluster, "")
+    return f"{probe}{cluster} --hosts {shlex.quote(clean(host['name']))}{rest}"
 
 
 def _sweep_and_host(store: Store, host: str | None, sweep: str | None) -> tuple[str, str]:
