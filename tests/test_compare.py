@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,10 @@ def test_devices_of_one_host_are_compared_one_by_one(fleet: Fleet, ask: Any) -> 
     found = ask(a, f"sweep:{b},sweep:{c}")
     words = {c["devices"][0]: c["verdict"] for c in found.data["cases"]}
     assert words == {"GPU-0": "equivalent", "GPU-1": "regressed"}
+    same, slow = sorted(found.data["cases"], key=lambda c: c["devices"])
+    assert slow["p"] == pytest.approx(2 / math.comb(12, 6))  # of 924 orders the two most extreme
+    assert slow["p_adjusted"] == pytest.approx(2 * slow["p"])
+    assert same["p_adjusted"] == same["p"] > 0.05
 
 
 def test_ranks_of_one_case_are_told_apart(fleet: Fleet, ask: Any, capsys: Any) -> None:

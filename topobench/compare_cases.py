@@ -9,6 +9,7 @@ from typing import Any
 
 from topobench.comparison import MIN_PROCESSES, Change, Comparison
 from topobench.measured import Value, collapsed
+from topobench.ranks import benjamini_hochberg
 from topobench.reading import Better, Scalar
 
 Key = tuple[Hashable, ...]
@@ -178,8 +179,17 @@ def process_of(value: Value) -> Hashable:
     return (value.sweep, value.process)
 
 
-def case_document(case: Case) -> dict[str, Any]:
-    """A case as ``compare --format json`` gives it."""
+def case_documents(cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Cases as ``compare --format json`` gives them, p values adjusted for how many there are."""
+    given = [None if c.comparison is None else c.comparison.p for c in cases]
+    adjusted = iter(benjamini_hochberg([p for p in given if p is not None]))
+    return [
+        _document(case, None if p is None else next(adjusted))
+        for case, p in zip(cases, given, strict=True)
+    ]
+
+
+def _document(case: Case, p_adjusted: float | None) -> dict[str, Any]:
     found = case.comparison
     return {
         "probe": case.probe,
@@ -201,6 +211,7 @@ def case_document(case: Case) -> dict[str, Any]:
         "hi": None if found is None else found.hi,
         "mde": None if found is None else found.mde,
         "p": None if found is None else found.p,
+        "p_adjusted": p_adjusted,
         "tolerance": None if found is None else found.tolerance,
         "verdict": str(case.verdict),
         "reason": case.refused if found is None else _reason(case, found),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from topobench import compare_select, policy
 from topobench.commands import Outcome
 from topobench.compare import Options, compare_sides, compare_with_control
-from topobench.compare_cases import Compared, case_document
+from topobench.compare_cases import Compared, case_documents
 from topobench.comparison import Change
 from topobench.errors import UsageError
 from topobench.measured import Value
@@ -211,7 +211,7 @@ def _document(
     wanted: Wanted,
     newest: str,
 ) -> dict[str, Any]:
-    cases = [case_document(c) for c in found.cases]
+    cases = case_documents(found.cases)
     counts = collections.Counter(str(c.verdict) for c in found.cases)
     return {
         "a": sides[0],
