@@ -138,6 +138,11 @@ def test_what_the_parser_refuses_is_one_line_in_plain_words(
     assert capsys.readouterr().err == f"topobench: {told}\n"
 
 
+def test_without_a_command_the_help_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["price"]) == 2
+    assert capsys.readouterr().err.startswith("Usage: topobench price ")
+
+
 @pytest.mark.parametrize("words", BODIES, ids=IDS)
 def test_a_bad_flag_gives_one_json_document_where_json_is_asked(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]

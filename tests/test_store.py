@@ -130,6 +130,12 @@ def test_an_unreachable_server_is_named_without_its_password() -> None:
         Store.open("postgresql://bob:s3cret@127.0.0.1:1/x")
     assert "postgresql+psycopg://bob:***@127.0.0.1:1/x" in str(raised.value)
     assert "s3cret" not in str(raised.value)
+    assert "Connection refused: is the server running" in str(raised.value)
+
+
+def test_a_server_that_no_name_leads_to_is_told_with_what_to_check() -> None:
+    with pytest.raises(StoreUnreachable, match="check the name of the server in the URL"):
+        Store.open("postgresql://bob@no-such-host.invalid/x")
 
 
 @pytest.mark.postgres

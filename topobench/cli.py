@@ -169,7 +169,8 @@ def _complain(argv: Sequence[str], error: Exception) -> int:
 
         # It may hold words of a file or host that steer a terminal.
         lines = [clean(line, _LONGEST_LINE) for line in str(error).split("\n")]
-        print("topobench: " + "\n".join(lines), file=sys.stderr)
+        whose = "" if lines[0].startswith("Usage:") else "topobench: "
+        print(whose + "\n".join(lines), file=sys.stderr)
     if _wants_json(argv):
         _print_error(argv, error, code)
     return code

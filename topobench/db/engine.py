@@ -303,6 +303,11 @@ _ADVICE = {
     "disk i/o error": "look at the disk and its file system",
     "lock timeout": "another session holds a lock; end it or wait",
     "no space left on device": "make room on the server's disk",
+    "connection refused": "is the server running, and does it listen at that address and port?",
+    "failed to resolve host": "check the name of the server in the URL",
+    "connection to server on socket": "is the server running here? The URL names no host",
+    "timeout expired": "is the server's host up, and do firewalls let that port through?",
+    "no route to host": "is the server's host up, and do firewalls let that port through?",
 }
 _BROKEN = {
     "file is not a database": "it is no SQLite file; name another file or move it away",
@@ -321,6 +326,7 @@ _BROKEN = {
     "other objects depend on it": "views of your own rest on it; drop them, and make them again",
     "does not exist": "check the names in the URL, or make it with createdb or createuser",
     "authentication failed": "check user and password (URL, PGPASSWORD or ~/.pgpass)",
+    "no password supplied": "give a password (URL, PGPASSWORD or ~/.pgpass)",
     "no pg_hba.conf entry": "the server's pg_hba.conf must allow this host, user and database",
     "permission denied for schema": (
         "this role needs rights in the database: GRANT ALL ON SCHEMA public TO it"
