@@ -204,6 +204,16 @@ class TestHosts:
         plan = make_plan(configured(), [host(dual(gpus=0, allowed="0-3"))], seed=1)
         assert plan.warnings == ("h1: 4 of 128 CPUs may be used; bindings are cut to them",)
 
+    def test_a_host_whose_agent_was_started_on_some_cpus_says_that_all_are_measured(self) -> None:
+        bound = host(dual(gpus=0, allowed="0-3"))
+        for inherited, count in (("2-3", 1), ("0-3", 0), ("0-127", 0)):
+            facts = dataclasses.replace(bound.facts, inherited_cpus=inherited)
+            warnings = make_plan(
+                configured(), [dataclasses.replace(bound, facts=facts)], seed=1
+            ).warnings
+            told = [w for w in warnings if w.startswith("h1: started on CPUs 2-3 (taskset")]
+            assert len(told) == count == len(warnings) - 1
+
     def test_zero_probes_are_a_usage_error(self) -> None:
         """Nothing to do must not look like success (C55)."""
         with pytest.raises(UsageError, match="no probe is selected") as caught:

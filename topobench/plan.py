@@ -324,6 +324,12 @@ def _host_warnings(
         allowed = len(allowed_cpus(host.topology))
         if allowed < online:
             yield f"{host.name}: {allowed} of {online} CPUs may be used; bindings are cut to them"
+        inherited = parse_cpu_list(host.facts.inherited_cpus)
+        if inherited and not allowed_cpus(host.topology) <= set(inherited):
+            yield (
+                f"{host.name}: started on CPUs {host.facts.inherited_cpus} (taskset, a launcher), "
+                "and measured on all that its cpuset allows; a cpuset keeps a sweep off the others"
+            )
         free = host.facts.free_disk_bytes
         if free is not None and free < LEAST_DISK_BYTES:
             yield f"{host.name}: {format_bytes(free)} of disk left for temporary files and logs"
