@@ -177,6 +177,20 @@ def test_a_torn_last_line_is_left_out(url: str, folder: Path) -> None:
     assert names(folder) == [".imported"]
 
 
+def test_a_whole_line_of_something_else_is_named_though_it_does_not_end(
+    url: str, folder: Path
+) -> None:
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"result": 1}')
+    with Store.open(url) as store:
+        result = import_spool(store, folder)
+    assert result.problems == [
+        f"{folder}/a.jsonl:1: not a line of a spool: it has no 'topobench_spool'; take it out, or "
+        "restore the file"
+    ]
+    assert (folder / "a.jsonl").exists()
+
+
 def test_a_damaged_line_is_named_and_the_file_kept(url: str, folder: Path) -> None:
     planned = cell()
     with Store.open(url) as store:

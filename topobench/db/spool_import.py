@@ -183,8 +183,9 @@ def _import_line(store: Store, where: str, line: bytes, result: Imported) -> Cal
     except StoreError as error:
         result.problems.append(f"{where}: {error}")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        # A line is torn when the machine stopped while it was written: it was never promised.
-        if line.endswith(b"\n"):
+        # A line is torn when the machine stopped while it was written: it was never promised. What
+        # can be read is no part of a line.
+        if line.endswith(b"\n") or not isinstance(error, ValueError):
             result.problems.append(f"{where}: not a line of a spool: {_what(error)}; {_ADVICE}")
     else:
         result.stored += done is Stored.STORED
