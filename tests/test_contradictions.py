@@ -25,6 +25,7 @@ from topobench.db.engine import writing
 from topobench.db.identities import identities
 from topobench.db.keys import insert_id
 from topobench.db.merge import import_store
+from topobench.db.retention import vacuum
 from topobench.db.store import Store
 from topobench.db.strays import blame
 from topobench.errors import StoreError
@@ -416,6 +417,38 @@ def test_a_verdict_given_anew_on_more_data_supersedes_the_first_in_another_store
             query = sa.select(v.id, v.inputs_digest, v.superseded_by).order_by(v.id)
             rows = [tuple(row) for row in connection.execute(query)]
     assert rows == [(1, "1", 2), (2, "2", None), (3, "3", None)]
+
+
+def test_a_change_that_comes_in_without_its_nights_contradicts_nothing(
+    url: str, tmp_path: Path
+) -> None:
+    """Of a store whose results were removed by age: it keeps its nights, which have no runs."""
+    other = f"sqlite:///{tmp_path}/other.db"
+    with Store.open(url) as store:
+        vacuum(store, now=at(0).replace("2026", "2029"))
+    with Store.open(other) as store:
+        import_store(store, url)
+        assert store.info()["rows"]["changepoint"] == 1
+    assert (told(url), told(other)) == ({}, {})
+
+
+def test_more_foreign_metrics_are_told_than_sqlite_takes_conditions(url: str) -> None:
+    """A thousand in one expression are too many for it."""
+    by_hand(
+        url,
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1100)"
+        " INSERT INTO probe_case (digest, probe, probe_version, params_hash, params)"
+        " SELECT 'd' || i, probe, probe_version, 'h' || i, params FROM n, probe_case p"
+        " WHERE p.probe = 'gemm'",
+    )
+    by_hand(
+        url,
+        "INSERT INTO baseline (topology_class_id, case_id, metric_id, valid_from, n_hosts, median,"
+        " mad, method, version) SELECT 1, p.id, m.id, '2026-11-02T01:00:00.000000Z', 1, 1, 0, 'm',"
+        f" '1' FROM probe_case p, metric m WHERE p.digest LIKE 'd%' AND m.name = '{BANDWIDTH}'",
+    )
+    belongs, rows = told(url)["baseline", "metric_id"][2:]
+    assert (belongs, rows) == ("a metric of its probe", 1100)
 
 
 def test_what_breaks_over_edited_parameters_is_no_bug_of_ours(url: str) -> None:
