@@ -7,6 +7,7 @@ import pytest
 from storing import begin, cell, host, reading, run
 from topobench import cli
 from topobench.db.store import Store
+from topobench.reading import Status
 
 
 @pytest.fixture
@@ -50,3 +51,16 @@ def test_a_store_without_a_sweep_says_so(
 ) -> None:
     assert cli.main(["query", "latest", "--store", sqlite_store_url]) == 0
     assert "no sweep is stored yet; `topobench probe` makes one" in capsys.readouterr().err
+
+
+def test_names_that_nobody_asked_for_are_no_reason(
+    sqlite_store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All cells were skipped, so the store knows no metric."""
+    with Store.open(sqlite_store_url) as store:
+        begin(store, cell(host="k1", status=Status.SKIPPED), hosts=[host("k1")])
+    words = ["query", "latest", "--param", "metric=%", "--store", sqlite_store_url]
+    assert cli.main(words) == 0
+    out, err = capsys.readouterr()
+    assert "0 rows" in out
+    assert "is called" not in err

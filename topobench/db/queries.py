@@ -155,7 +155,9 @@ def why_empty(store: Store, given: Mapping[str, str]) -> list[str]:
             return ["no sweep is stored yet; `topobench probe` makes one"]
         found = []
         for name, column in _NAMED.items():
-            text = given.get(name, "%")
+            text = given.get(name, "")
+            if not text.strip("%"):  # whatever it is called
+                continue
             if connection.execute(sa.select(column).where(column.like(text)).limit(1)).first():
                 continue
             stored = connection.execute(sa.select(column).distinct()).scalars().all()
