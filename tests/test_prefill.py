@@ -17,8 +17,9 @@ from planning import configured, dual, gpu, host, planned, small
 from probing import SERVER, Listener, measure
 from topobench.errors import ConfigError, ProbeUnavailable, ResultInvalid, UsageError
 from topobench.plan import batches, make_plan
-from topobench.probes import bench
+from topobench.probes import attention, bench, decode_case
 from topobench.probes.accelerator import Cpus
+from topobench.probes.decode import Decode
 from topobench.probes.forward import Forward
 from topobench.probes.passes import process_seconds
 from topobench.probes.precisions import PRECISIONS
@@ -122,6 +123,41 @@ def test_a_model_is_made_once_and_another_takes_its_place() -> None:
     assert shelf.take(device, SHAPES["tiny"], fp32, Place("cpu")) is first
     assert shelf.take(device, SHAPES["tiny"], bf16, Place("cpu")) is not first
     assert not shelf.holds(SHAPES["tiny"], fp32, Place("cpu"))
+
+
+def test_ceilings_checks_and_the_choice_of_attention_are_aside_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is aside within something aside would be taken off the first pass twice."""
+    aside, depth, seen = bench.Bench.aside, [0], set()
+
+    @contextlib.contextmanager
+    def counted(own: bench.Bench) -> Iterator[None]:
+        depth[0] += 1
+        with aside(own):
+            yield
+        depth[0] -= 1
+
+    def watch(owner: Any, name: str) -> None:
+        work = getattr(owner, name)
+
+        def told(*given: Any, **named: Any) -> Any:
+            seen.add((name, depth[0]))
+            return work(*given, **named)
+
+        monkeypatch.setattr(owner, name, told)
+
+    monkeypatch.setattr(bench.Bench, "aside", counted)
+    monkeypatch.setattr(bench.BENCH, "ceilings", {})
+    monkeypatch.setattr(bench.BENCH, "errors", {})
+    monkeypatch.setattr(decode_case.KNOWN, "errors", {})
+    works = [(Cpus, "ceiling"), (bench, "errors_of"), (decode_case, "step_error")]
+    for owner, name in [*works, (attention, "choose"), (attention, "require_near")]:
+        watch(owner, name)
+    for case in (Prefill(shape="tiny", sequence=16), Decode(shape="tiny", context=16)):
+        measure(case, Listener().context())
+    names = ("ceiling", "errors_of", "step_error", "choose", "require_near")
+    assert seen == {(name, 1) for name in names}
 
 
 def test_the_first_pass_is_of_a_workers_first_cell_and_without_checks(

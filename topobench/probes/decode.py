@@ -189,7 +189,8 @@ class Decode:
             roofs = roofs_of(device, precision.product)
             plain = BENCH.take(device, shape, precision, place)
             model = Decoder(plain, kept, self.tokens)
-            chosen = self._backend(device, model, context)
+            with BENCH.aside():
+                chosen = self._backend(device, model, context)
             model.choose(chosen)
             with only(torch, chosen), compiler(torch, self.mode):
                 case = Case(device, context, model, self.batch)

@@ -196,7 +196,8 @@ class Prefill:
             expected = self._memory(device, shape, precision, place)
             ceiling = BENCH.ceiling(device, precision.product)
             model = BENCH.take(device, shape, precision, place)
-            model.backend = self._backend(device, model, context)
+            with BENCH.aside():
+                model.backend = self._backend(device, model, context)
             with attention.only(torch, model.backend), compiler(torch, self.mode):
                 case = Case(device, context, model, self.batch, self.tokens)
                 return [*case.readings(self.mode, expected, ceiling)]
