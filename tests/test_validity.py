@@ -256,6 +256,8 @@ def test_a_run_that_waited_for_a_cpu_is_told_unless_its_ranks_waited_for_each_ot
     assert str(finding) == "host_busy: the run waited 0.300 s of 2.000 s for a CPU that others held"
     assert finding.status is None
     assert codes({**late, "cpu_wait_seconds": 0.09}, two) == []
+    own_limit = {**late, **host(counted={"throttled_seconds": 0.29})}
+    assert codes(own_limit, two) == [("throttled", True)]  # counted as waiting by the kernel, too
     assert codes(late, replace(two, threads=3)) == []
     for threads, told in ((1, 1), (2, 0)):  # a rank's transport has a thread, too
         four = Binding("own", cpus="0-3", threads=threads)

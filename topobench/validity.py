@@ -95,7 +95,7 @@ def findings(conditions: Conditions, cell: Cell, topology: Topology) -> list[Fin
             *_steal(host, cell, conditions.get("env") or {}),
             *_held_back(host, cell, seconds),
             *_load(host),
-            *_waited(conditions.get("cpu_wait_seconds"), seconds, cell, topology),
+            *_waited(conditions, seconds, cell, topology),
             *_clock(host),
         ]
         if cell.ranks > 1:
@@ -252,10 +252,13 @@ def _load(host: Conditions) -> Iterator[Finding]:
 
 
 def _waited(
-    waited: float | None, seconds: float | None, cell: Cell, topology: Topology
+    conditions: Conditions, seconds: float | None, cell: Cell, topology: Topology
 ) -> Iterator[Finding]:
     """CPUs that others held meanwhile, whatever the load of the minute before was."""
-    if not waited or not seconds or waited < WAITED_WARNED * seconds:
+    counted = (conditions.get("host") or {}).get("counted") or {}
+    held_back = counted.get("throttled_seconds") or 0.0  # the kernel counts that as waiting, too
+    waited = (conditions.get("cpu_wait_seconds") or 0.0) - held_back
+    if not seconds or waited < WAITED_WARNED * seconds:
         return
     binding, ranks = cell.arm.binding, cell.ranks
     helpers = 1 if ranks == 1 else 2  # each rank of a gang has a thread for its transport
