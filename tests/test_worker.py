@@ -20,6 +20,7 @@ from launching import marked
 from topobench import processes
 from topobench.errors import ProbeError, ProbeUnavailable, ResultInvalid
 from topobench.probes import binding as kernel
+from topobench.probes.worker import cpu_wait_seconds
 from topobench.probes.worker_checks import Placement, check_values, explain
 from topobench.reading import Binding, MemoryPolicy, Reading, ReasonCode, Status, Summary, to_json
 
@@ -117,6 +118,30 @@ def conversation(*, launcher: int | None = None) -> Iterator[Conversation]:
         talk.close()
 
 
+class TestWaitingForACpu:
+    def test_what_another_process_held_the_cpu_for_is_counted(self) -> None:
+        if (before := cpu_wait_seconds()) is None:
+            pytest.skip("this kernel does not count how long threads wait for a CPU")
+        allowed = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(allowed)})
+        other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        try:
+            deadline = time.monotonic() + 30
+            while (cpu_wait_seconds() or 0) - before < 0.02:
+                assert time.monotonic() < deadline, "two processes on one CPU, and none waited"
+        finally:
+            os.sched_setaffinity(0, allowed)
+            other.kill()
+            other.wait()
+
+    @pytest.mark.parametrize("text", ["0 0 0\n", "", "120 x 1"])
+    def test_a_kernel_that_does_not_count_tells_nothing(self, tmp_path: Path, text: str) -> None:
+        """Built without scheduler statistics, it writes zeros even of a thread that runs."""
+        (tmp_path / "schedstat").write_text(text)
+        assert cpu_wait_seconds(str(tmp_path / "schedstat")) is None
+        assert cpu_wait_seconds(str(tmp_path / "absent")) is None
+
+
 class TestProtocol:
     def test_spec_got_go_reading_end_bye(self) -> None:
         with conversation() as worker:
@@ -133,6 +158,7 @@ class TestProtocol:
             end = worker.hear()
             assert (end["type"], end["status"], end["reason"]) == ("end", "ok", None)
             assert end["leaving"] is False
+            assert ("cpu_wait_seconds" in end["conditions"]) is (cpu_wait_seconds() is not None)
             assert guard in worker.family()
             processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)  # nobody else reaps it
             try:
@@ -223,6 +249,7 @@ class TestProtocol:
             worker.go("steady")
             end = worker.hear()
             assert (end["type"], end["status"]) == ("end", "ok")
+            assert "cpu_wait_seconds" not in end["conditions"]
             worker.go("values", value="nan")
             assert worker.hear()["status"] == "invalid", "but a bad value is not passed over"
 

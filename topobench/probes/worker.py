@@ -114,10 +114,10 @@ class Worker:
         began, wall = time.monotonic(), time.time()
         self._line.allow(go["deadline_seconds"] + lifeline.SLACK_SECONDS)
         attempt = Attempt(self._channel, go["cell"], self._binding, self._rank, began)
-        waited = _cpu_wait_seconds()
+        waited = cpu_wait_seconds()
         failure = self._measure(go, attempt, began)
         if self._rank == 0 and waited is not None:
-            attempt.note("cpu_wait_seconds", round((_cpu_wait_seconds() or waited) - waited, 6))
+            attempt.note("cpu_wait_seconds", round((cpu_wait_seconds() or waited) - waited, 6))
         self._cells_before += 1
         self._line.allow(math.inf)  # the next cell comes when the launcher likes
         seconds = time.monotonic() - began
@@ -290,13 +290,14 @@ class Attempt:
             self._channel.send("reading", cell=self._cell, reading=told)
 
 
-def _cpu_wait_seconds() -> float | None:
+def cpu_wait_seconds(path: str = "/proc/thread-self/schedstat") -> float | None:
     """How long this thread was ready to run and had no CPU; None if the kernel does not count."""
     try:
-        with open("/proc/thread-self/schedstat") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
+        with open(path) as file:
+            _, waited, times_run = map(int, file.read().split())
+    except (OSError, ValueError):
         return None
+    return waited / 1e9 if times_run else None  # a thread that reads this has run
 
 
 def _probe(go: Mapping[str, Any]) -> Probe:
