@@ -81,5 +81,15 @@ def test_rings_that_a_host_does_not_tell_are_a_warning() -> None:
     assert found.warnings == (
         "nccl_log: NCCL log: ring 00 has no line of rank 4; 8 ranks take part",
     )
-    other = dataclasses.replace(part(Status.OK), conditions={})
-    assert "rings" not in merged(EIGHT, {"a": other, "b": other}, NAMES).conditions
+
+
+def test_rings_are_not_told_where_a_host_has_no_log() -> None:
+    """Why is its own to say: it failed, or its log cannot be read. Neighbours are never stored."""
+    silent = dataclasses.replace(part(Status.OK), conditions={})
+    first = merged(EIGHT, {"a": of_nccl(0), "b": silent}, NAMES)
+    other = merged(EIGHT, {"a": silent, "b": of_nccl(1)}, NAMES)
+    assert (first.warnings, other.warnings) == ((), ())
+    told = first.conditions["nccl"], other.conditions["hosts"]["b"]["nccl"]
+    assert not {"rings", "neighbours"} & {*told[0], *told[1]}
+    assert told[0]["channels"] == told[1]["channels"] == 2
+    assert merged(EIGHT, {"a": silent, "b": silent}, NAMES).conditions == {}

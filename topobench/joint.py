@@ -283,18 +283,17 @@ def _with_rings(
     """
     Conditions by host with the rings in those of rank 0, in place of each rank's neighbours.
 
+    Only where every host tells of its ranks.
+
     Returns:
         Those, and a warning where the rings cannot be told.
     """
     parts = {h: dict(of[NCCL]) for h, of in conditions.items() if NEIGHBOURS in of.get(NCCL, {})}
-    first = cell.hosts[0]
-    if first not in parts:
-        return conditions, []
-    warnings = []
     own = {h: {k: v for k, v in part.items() if k != NEIGHBOURS} for h, part in parts.items()}
+    warnings = []
     try:
-        if cell.ranks <= RANKS_TOLD:
-            own[first]["rings"] = nccl_log.joined([*parts.values()], cell.ranks)
+        if len(parts) == len(conditions) and cell.ranks <= RANKS_TOLD:  # else its host says why
+            own[cell.hosts[0]]["rings"] = nccl_log.joined([*parts.values()], cell.ranks)
     except ImportFailed as error:
         warnings = [f"nccl_log: {error}"]
     return {
