@@ -15,6 +15,8 @@ ALL_REDUCE = "all_reduce"
 LINE_SIZES = 5
 """Sizes that a line needs: ``fit.MIN_SIZES``, which plans may not import."""
 _SIZE = "bytes"
+_USUAL = {"mode": "queued", "pool": "cold", "place": "in"}
+"""As ``fits.line_between`` prefers them."""
 
 
 def cases(choices: Sequence[Choice], ranks: int, messages: Sequence[int]) -> list[Timed]:
@@ -25,7 +27,7 @@ def cases(choices: Sequence[Choice], ranks: int, messages: Sequence[int]) -> lis
         choices: Of the sweep; without an all-reduce between the GPUs of one host there are none.
         messages: Bytes that the models add up at once; the line has to hold them.
     """
-    found: dict[int, Timed] = {}
+    found: dict[int, list[Timed]] = {}
     for choice in choices:
         if choice.probe.name != ALL_REDUCE or "one" not in choice.values.get("hosts", ("one",)):
             continue
@@ -34,8 +36,13 @@ def cases(choices: Sequence[Choice], ranks: int, messages: Sequence[int]) -> lis
         for timed in choice.cases(ranks=ranks, backend="nccl", hosts="one"):
             size = timed.case.params[_SIZE]
             if isinstance(size, int):
-                found.setdefault(size, timed)
-    return [found[size] for size in sizes_around([*found], messages)]
+                found.setdefault(size, []).append(timed)
+    return [min(found[size], key=_unlike) for size in sizes_around([*found], messages)]
+
+
+def _unlike(timed: Timed) -> int:
+    """In how many ways it is unlike the all-reduces that a line is made of where it can choose."""
+    return sum(timed.case.params.get(name, value) != value for name, value in _USUAL.items())
 
 
 def sizes_around(sizes: Sequence[int], messages: Sequence[int]) -> list[int]:
