@@ -311,6 +311,16 @@ def test_at_a_glance_all_gpus_of_a_host_stand_for_it_not_its_fastest_pair() -> N
     assert card["note"] == "128 MiB, 4 ranks, arm none"
     (card,) = readings.glance(cells[:1], Places.of([documents.host(gpus=4)]))
     assert card["value"] == "92.00 GB/s"
+    joint = documents.cell(
+        "all_reduce",
+        [documents.reading("busbw_bytes_per_second", 12e9)],
+        params={"bytes": 1 << 27, "ranks": 8},
+        devices=[*gpus, *(documents.gpu_uuid("gpu02", index) for index in range(4))],
+        hosts=["gpu01", "gpu02"],
+        ranks=8,
+    )
+    (card,) = readings.glance([*cells, joint], Places.of([documents.host(gpus=4)]))
+    assert card["value"] == "21.00 GB/s", "not what crosses the network"
 
 
 def test_the_roofline_is_made_of_measured_roofs(rich: tuple[str, Sight]) -> None:

@@ -50,9 +50,9 @@ def glance(cells: Sequence[Cell], places: Places) -> list[dict[str, str]]:
 
 
 def _without_parts(cells: Sequence[Cell]) -> list[Cell]:
-    """Without gangs of some of the GPUs of a larger one: a near pair says nothing of the host."""
-    gangs = {frozenset(c["devices"]) for c in cells}
-    return [c for c in cells if not any(frozenset(c["devices"]) < gang for gang in gangs)]
+    """Without gangs of some of the GPUs of a host's: a near pair says nothing of the host."""
+    gangs = {frozenset(c["devices"]) for c in cells if len({*(c.get("hosts") or ())}) < 2}
+    return [c for c in cells if not any(set() < {*c["devices"]} < gang for gang in gangs)]
 
 
 def _each_gpu_or_whole(cells: Sequence[Cell], places: Places, metric: str) -> list[Record]:
