@@ -265,6 +265,18 @@ def test_a_run_that_waited_for_a_cpu_is_told_unless_its_ranks_waited_for_each_ot
         assert len(validity.findings(late, gang, NOWHERE)) == told
 
 
+@pytest.mark.parametrize(("ranks", "hosts", "told"), [(2, (), 1), (3, (), 0), (4, "hhii", 1)])
+def test_threads_of_ranks_that_compute_on_gpus_do_not_hide_a_busy_host(
+    ranks: int, hosts: Sequence[str], told: int
+) -> None:
+    """Ranks are given threads for all CPUs, whether or not they use them; two are in use."""
+    full = Binding("own", cpus="0-3", threads=2)
+    gang = replace(cell(binding=full), ranks=ranks, devices=("GPU-a", "GPU-b"))
+    gang = replace(gang, host="h", hosts=tuple(hosts))
+    late = {**host(cpu_count=8), "cpu_wait_seconds": 0.3}
+    assert len(validity.findings(late, gang, NOWHERE)) == told
+
+
 def test_errors_of_networks_are_told_where_ranks_talk() -> None:
     lossy = host(counted={"tcp_sent_segments": 10_000, "tcp_resent_segments": 400})
     lossy["nics"] = {"mlx5_0/1": {"sent_bytes": 9, "out_of_sequence": 3}, "eth0": {"sent_bytes": 1}}

@@ -260,12 +260,19 @@ def _waited(
     waited = (conditions.get("cpu_wait_seconds") or 0.0) - held_back
     if not seconds or waited < WAITED_WARNED * seconds:
         return
-    binding, ranks = cell.arm.binding, cell.ranks
-    helpers = 1 if ranks == 1 else 2  # each rank of a gang has a thread for its transport
-    cpus = parse_cpu_list(binding.cpus or topology.cpus.allowed)
-    if binding.threads * ranks * helpers <= len(cpus):  # else ranks wait for each other
+    binding = cell.arm.binding
+    cpus = parse_cpu_list(binding.cpus or topology.cpus.allowed or topology.cpus.online)
+    if _busy_threads(cell) <= len(cpus):  # else ranks wait for each other
         text = f"the run waited {waited:.3f} s of {seconds:.3f} s for a CPU that others held"
         yield Finding("host_busy", text)
+
+
+def _busy_threads(cell: Cell) -> int:
+    """Threads of a run that want CPUs of its host; each rank of a gang has one for transport."""
+    threads, ranks = cell.arm.binding.threads, cell.hosts.count(cell.host) or cell.ranks
+    if cell.ranks == 1:
+        return threads
+    return ranks * 2 * (1 if cell.devices else threads)  # ranks with GPUs compute there
 
 
 def _steal(host: Conditions, cell: Cell, env: Mapping[str, str]) -> Iterator[Finding]:
