@@ -296,6 +296,19 @@ def test_what_topobench_wrote_contradicts_itself_nowhere(fleet: Fleet) -> None:
     assert told(fleet.url) == {}
 
 
+def test_a_parameter_called_hosts_makes_no_gang_of_a_user_s_own_probe(
+    sqlite_store_url: str,
+) -> None:
+    """Of an import alone it says how many hosts took part."""
+    planned = cell(probe="mine", params={"hosts": 2})
+    with Store.open(sqlite_store_url) as store:
+        begin(store, planned)
+        store.put_run(run(planned, reading(7.0)))
+        with reading_of(store.engine) as connection:
+            assert connection.execute(sa.select(schema.series.c.n_hosts)).scalars().all() == [1]
+    assert told(sqlite_store_url) == {}
+
+
 @pytest.mark.parametrize("change", EDITS)
 def test_a_key_that_leads_to_a_wrong_row_is_told_with_what_belongs_there(
     url: str, change: str

@@ -185,7 +185,8 @@ def _device_set(connection: Connection, ref: SweepRef, cell: Cell) -> Row:
     if cell.hosts and not ids:
         ids = [places.host_device_id(connection, ref.places, h) for h in cell.hosts]
     owners = {ref.places.owners[i] for i in ids} | {host_id}
-    told = cell.case.params.get("hosts")  # of an import, whose devices are not known
+    imported = ref.source.startswith("import:")  # its devices are not known, but how many hosts
+    told = cell.case.params.get("hosts") if imported else None
     return {
         "digest": digest(ids),
         "n_devices": len(cell.devices),
