@@ -182,6 +182,14 @@ class TestHosts:
         assert {c.host for c in plan.cells} == {"a"}
         assert plan.absent_hosts == ("gone",)
 
+    def test_a_host_is_named_as_the_file_names_it(self) -> None:
+        """Ray knows it by another name; the file gives its id, too."""
+        listed = (HostExpectation("localhost", id="a"), HostExpectation("b"))
+        chosen = dataclasses.replace(configured(hosts="LocalHost"), hosts=listed)
+        plan = make_plan(chosen, [host(small(), "a"), host(small(), "b")], seed=1)
+        assert {c.host for c in plan.cells} == {"a"}
+        assert plan.absent_hosts == ()
+
     def test_hosts_of_the_file_limit_the_sweep_and_absent_ones_are_named(self) -> None:
         expected = (HostExpectation("a", gpus=8), HostExpectation("gone"))
         chosen = dataclasses.replace(configured(), hosts=expected)

@@ -69,12 +69,20 @@ def select_hosts(config: ClusterConfig, hosts: Sequence[Host]) -> tuple[Host, ..
         return tuple(chosen)
     picked = []
     for name in config.only_hosts:
-        found = [h for h in chosen if name.lower() in [n.lower() for n in host_names(h)]]
+        found = [h for h in chosen if _is_called(name, config, h)]
         if not found and not any(_calls(name, e) for e in config.hosts):
             known = ", ".join(sorted(h.name for h in chosen)) or "none"
             raise UsageError(f"--hosts: no host {name!r}; hosts here: {known}")
         picked += [h for h in found if h not in picked]
     return tuple(picked)
+
+
+def _is_called(name: str, config: ClusterConfig, host: Host) -> bool:
+    """By the host itself, or by ``hosts:``, which may know it by its id alone."""
+    said = config.expectation_for(host)
+    if said is not None and _calls(name, said):
+        return True
+    return name.lower() in [n.lower() for n in host_names(host)]
 
 
 def absent_hosts(config: ClusterConfig, hosts: Sequence[Host]) -> tuple[str, ...]:
