@@ -273,7 +273,7 @@ _WHOLE = (
     ),
     Rule(
         *("changepoint", "metric_id", "a metric that its series has nights of"),
-        # A change of another store comes in without nights whose results were removed there.
+        # Imports once left nights behind whose results had been removed.
         "EXISTS (SELECT 1 FROM night_rollup o WHERE o.series_id = t.series_id)"
         " AND NOT EXISTS (SELECT 1 FROM night_rollup o"
         " WHERE o.series_id = t.series_id AND o.metric_id = t.metric_id)",

@@ -101,6 +101,7 @@ def import_store(store: Store, url: str, *, as_cluster: str | None = None) -> Me
                 mapped.id("device", device_id)
             merged.judged += merge_judged.of_places(source, target, mapped, merged.problems)
             merge_judged.supersede(source, target, mapped)
+            rollups.bring_in(source, target, mapped.translated)
     return merged
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import sqlalchemy as sa
@@ -43,6 +43,23 @@ def refresh(connection: Connection, sweep_ids: Iterable[int]) -> int:
 def rebuild(connection: Connection) -> int:
     """Work out every day that has results; returns how many roll-ups that were."""
     return _fill(connection, _readings())
+
+
+def bring_in(
+    source: Connection, target: Connection, translated: Callable[[sa.Table, Any], Row]
+) -> None:
+    """
+    Bring in the days of another store whose results were removed there.
+
+    Args:
+        translated: A row of the other store with the keys of this one.
+    """
+    table, r = schema.night_rollup, schema.run
+    left = sa.exists().where(r.c.series_id == table.c.series_id, r.c.day == table.c.day)
+    rows = source.execute(sa.select(table).where(~left), execution_options={"yield_per": ROWS})
+    statement = _upsert(target)
+    for some in chunks((translated(table, row) for row in rows), ROWS):
+        target.execute(statement, some)
 
 
 def _readings() -> sa.Select[Any]:
