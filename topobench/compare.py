@@ -34,6 +34,7 @@ from topobench.errors import UsageError
 from topobench.measured import Value, grouped, inputs_digest
 from topobench.policy import Policy
 from topobench.reading import Better, CiLevel
+from topobench.units import count
 
 NOT_RESULTS = frozenset({"locality_ratio"})
 """Metrics that prove a binding; they are no speed."""
@@ -70,7 +71,7 @@ class _Sides:
             if alone:
                 probes = sorted({own[key][0].subject.probe for key in alone})
                 self.left_out.append(
-                    f"on side {name} only: {_many(len(alone), 'case')} of {', '.join(probes)}"
+                    f"on side {name} only: {count(len(alone), 'case')} of {', '.join(probes)}"
                 )
         return [key for key in self.a if key in self.b]
 
@@ -288,7 +289,7 @@ def _require_apart(a: Sequence[Value], b: Sequence[Value]) -> None:
     common = {v.run for v in a} & {v.run for v in b}
     if common:
         raise UsageError(
-            f"A and B have {_many(len(common), 'run')} in common, which would make them alike; "
+            f"A and B have {count(len(common), 'run')} in common, which would make them alike; "
             "narrow one of them, for example with date:FIRST..LAST or host:NAME"
         )
 
@@ -299,7 +300,7 @@ def _not_shared(a: Iterable[Value], b: Iterable[Value], shared: set[str]) -> lis
         alone = {v.subject.host_name for v in side if v.subject.host not in shared}
         if alone:
             some = ", ".join(sorted(alone)[:5]) + (" ..." if len(alone) > 5 else "")
-            found.append(f"on side {name} only: {_many(len(alone), 'host')}: {some}")
+            found.append(f"on side {name} only: {count(len(alone), 'host')}: {some}")
     return found
 
 
@@ -323,14 +324,10 @@ def _whole_runs(a: Sequence[Value], b: Sequence[Value]) -> _Sides:
 def _left_hosts(effects: HostEffects) -> tuple[str, ...]:
     if not effects.refused:
         return ()
-    return (f"left out {_many(len(effects.refused), 'host')}: {_commonest(effects.refused)}",)
+    return (f"left out {count(len(effects.refused), 'host')}: {_commonest(effects.refused)}",)
 
 
 def _commonest(reasons: Mapping[str, str]) -> str:
     if not reasons:
         return "no host measured it on both sides"
     return collections.Counter(reasons.values()).most_common(1)[0][0]
-
-
-def _many(number: int, one: str) -> str:
-    return f"{number} {one}" if number == 1 else f"{number} {one}s"

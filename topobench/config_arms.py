@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from topobench.config_fields import (
     Fields,
@@ -20,6 +22,8 @@ from topobench.ring_orders import Orders
 from topobench.topology import parse_cpu_list
 from topobench.units import parse_count
 from topobench.yaml_strict import Listing, Node, Table, Text
+
+T = TypeVar("T")
 
 BUILT_IN_BINDINGS = ("none", "local", "remote", "spread")
 RING_NAMES = ("auto", "auto_ring", "identity", "best", "worst")
@@ -48,31 +52,33 @@ Ring = str | Orders | tuple[int, ...]
 
 def bindings(fields: Fields, node: Node, key: str) -> tuple[BindingChoice, ...]:
     """Binding arms: built-in names and the user's own tables."""
-    found = []
-    for name, item in fields.items(node, key):
-        choice = _binding(fields, item, name)
-        if choice is not None:
-            found.append((choice.name, item.where, choice))
-    return fields.unique(found, key)
+    return _arms(fields, node, key, read=_binding, name_of=lambda choice: choice.name)
 
 
 def rings(fields: Fields, node: Node, key: str) -> tuple[Ring, ...]:
     """Ring arms: names and explicit orders of device positions."""
-    found: list[tuple[str, str, Ring]] = []
-    for name, item in fields.items(node, key):
-        ring = _ring(fields, item, name)
-        if ring is not None:
-            found.append((_ring_name(ring), item.where, ring))
-    return fields.unique(found, key)
+    return _arms(fields, node, key, read=_ring, name_of=_ring_name)
 
 
 def env_arms(fields: Fields, node: Node, key: str) -> tuple[EnvArm, ...]:
     """Environments compared as arms: built-in names and the user's own tables."""
+    return _arms(fields, node, key, read=_env_arm, name_of=lambda arm: arm.name)
+
+
+def _arms(
+    fields: Fields,
+    node: Node,
+    key: str,
+    *,
+    read: Callable[[Fields, Node, str], T | None],
+    name_of: Callable[[T], str],
+) -> tuple[T, ...]:
+    """The items of a list that could be read, with a mistake for each name met before."""
     found = []
     for name, item in fields.items(node, key):
-        arm = _env_arm(fields, item, name)
+        arm = read(fields, item, name)
         if arm is not None:
-            found.append((arm.name, item.where, arm))
+            found.append((name_of(arm), item.where, arm))
     return fields.unique(found, key)
 
 

@@ -24,7 +24,7 @@ from topobench import fleet, notify, seeing
 from topobench.commands import Outcome
 from topobench.errors import ConfigError
 from topobench.fleet import Fleet
-from topobench.report.words import count
+from topobench.units import count
 
 RETRY_SECONDS = 300.0
 """Until the next look, after a child that could not do what was due."""

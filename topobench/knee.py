@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from topobench.reading import CiLevel
 from topobench.stats import CONFIDENCE, Estimate, finite
+from topobench.units import count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,8 +124,7 @@ def find_knee(
     if len(places) < MIN_POINTS:
         return Knee(
             None,
-            f"no knee: {len(places)} size{'' if len(places) == 1 else 's'} on the rising side; "
-            f"{MIN_POINTS} are needed",
+            f"no knee: {count(len(places), 'size')} on the rising side; {MIN_POINTS} are needed",
             level,
         )
     bend = _find_bend(places, logs)

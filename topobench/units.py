@@ -258,3 +258,8 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
         else:
             runs.append([cpu, cpu])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def count(number: int, one: str) -> str:
+    """``1 host``, ``3 hosts``."""
+    return f"{number} {one}" if number == 1 else f"{number} {one}s"

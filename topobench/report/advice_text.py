@@ -10,7 +10,8 @@ from rich.text import Text
 
 from topobench.report.safe import clean, command
 from topobench.report.sheet import Prose, facts
-from topobench.report.words import count, minute
+from topobench.report.words import minute
+from topobench.units import count
 
 Item = Mapping[str, Any]
 

@@ -14,7 +14,8 @@ from topobench.report import figures
 from topobench.report.grid import dimension_columns
 from topobench.report.safe import clean
 from topobench.report.sheet import Column, Prose, Sheet, facts
-from topobench.report.words import count, minute, shown_params
+from topobench.report.words import minute, shown_params
+from topobench.units import count
 
 Document = Mapping[str, Any]
 

@@ -12,8 +12,7 @@ from topobench.report.figures import UNKNOWN
 from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.report.sheet import Column, Prose, Sheet
-from topobench.report.words import count
-from topobench.units import format_percent
+from topobench.units import count, format_percent
 
 Cell = Mapping[str, Any]
 Gpu = Mapping[str, Any]

@@ -13,8 +13,7 @@ from rich.text import Text
 from topobench.report.safe import clean, command
 from topobench.report.sheet import Column, Prose, Sheet
 from topobench.report.show import show, whole_line
-from topobench.report.words import count
-from topobench.units import format_bytes
+from topobench.units import count, format_bytes
 
 LINE_SECONDS = 5.0
 """Plain lines are at least this far apart."""

@@ -17,10 +17,9 @@ from topobench.report.figures import quantity
 from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.report.sheet import Prose
-from topobench.report.words import count
 from topobench.roofline import CEILINGS, Bound, Bounds, Roof, Work
 from topobench.shared_paths import SharedPath
-from topobench.units import format_bytes, format_percent, format_rate, format_seconds
+from topobench.units import count, format_bytes, format_percent, format_rate, format_seconds
 
 Cell = Mapping[str, Any]
 Host = Mapping[str, Any]

@@ -14,9 +14,9 @@ from topobench.reading import BENIGN, MEASURED
 from topobench.report.figures import UNKNOWN
 from topobench.report.safe import clean, command
 from topobench.report.sheet import Column, Prose, Sheet, facts
-from topobench.report.words import MOST_NAMES, count, some_names, warning_text
+from topobench.report.words import MOST_NAMES, some_names, warning_text
 from topobench.torch_builds import mending_line
-from topobench.units import format_bytes
+from topobench.units import count, format_bytes
 
 Host = Mapping[str, Any]
 

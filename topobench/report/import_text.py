@@ -10,8 +10,7 @@ from rich.text import Text
 
 from topobench.report.safe import clean
 from topobench.report.sheet import Column, Sheet
-from topobench.report.words import count
-from topobench.units import format_bytes, format_rate, format_seconds
+from topobench.units import count, format_bytes, format_rate, format_seconds
 
 Document = Mapping[str, Any]
 

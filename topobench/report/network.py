@@ -14,8 +14,7 @@ from topobench.report import figures
 from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.report.sheet import Prose
-from topobench.report.words import count
-from topobench.units import format_rate
+from topobench.units import count, format_rate
 
 Cell = Mapping[str, Any]
 _NEXT = "its NIC, its cable or its switch port"

@@ -10,8 +10,7 @@ from topobench import env_arms, stats
 from topobench.reading import MEASURED
 from topobench.report.figures import label
 from topobench.report.safe import clean
-from topobench.report.words import count
-from topobench.units import format_percent
+from topobench.units import count, format_percent
 
 Cell = Mapping[str, Any]
 

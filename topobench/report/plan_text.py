@@ -15,8 +15,8 @@ from topobench.report.grid import in_order
 from topobench.report.problems import left_out
 from topobench.report.safe import clean
 from topobench.report.sheet import Column, Prose, Sheet, facts
-from topobench.report.words import count, counts_text, shown_params, warning_text
-from topobench.units import format_span
+from topobench.report.words import counts_text, shown_params, warning_text
+from topobench.units import count, format_span
 
 Cell = Mapping[str, Any]
 

@@ -17,7 +17,7 @@ from topobench.report.grid import Extremes, Grid, grid
 from topobench.report.records import ARM, CPU_NODE, MEMORY_NODE, UNIT, Key, Record
 from topobench.report.safe import clean
 from topobench.report.sheet import GAP, Prose, Sheet
-from topobench.report.words import count
+from topobench.units import count
 
 FEW_ROWS = 16
 MANY_ROWS = 40

@@ -12,7 +12,8 @@ from topobench.report import figures
 from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.report.sheet import Column, Prose, Sheet
-from topobench.report.words import count, shown_params
+from topobench.report.words import shown_params
+from topobench.units import count
 
 Cell = Mapping[str, Any]
 

@@ -14,9 +14,8 @@ from topobench.report.probe_tables import constants
 from topobench.report.records import Places, Record
 from topobench.report.safe import clean
 from topobench.report.sheet import Column, Prose, Sheet
-from topobench.report.words import count
 from topobench.server_definition import PROBE
-from topobench.units import format_percent, format_seconds
+from topobench.units import count, format_percent, format_seconds
 
 MOST_WINDOWS = 60
 _COLUMNS = (

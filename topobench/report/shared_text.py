@@ -13,8 +13,7 @@ from topobench.report.figures import UNKNOWN
 from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.report.sheet import Column, Prose, Sheet
-from topobench.report.words import count
-from topobench.units import format_seconds
+from topobench.units import count, format_seconds
 
 Cell = Mapping[str, Any]
 

@@ -17,8 +17,8 @@ from rich.text import Text
 from topobench.report import figures
 from topobench.report.safe import clean, command
 from topobench.report.sheet import Column, Prose, Sheet, csv_field, facts
-from topobench.report.words import count, counts_text, minute, shown_params, took
-from topobench.units import format_span
+from topobench.report.words import counts_text, minute, shown_params, took
+from topobench.units import count, format_span
 
 Document = Mapping[str, Any]
 

@@ -39,9 +39,9 @@ from topobench.report.safe import clean, command
 from topobench.report.serving import ServingTables
 from topobench.report.sheet import Prose
 from topobench.report.verdict_text import verdicts_section
-from topobench.report.words import count, counts_text, minute, took, warning_text
+from topobench.report.words import counts_text, minute, took, warning_text
 from topobench.server_definition import PROBE as SERVING
-from topobench.units import format_span
+from topobench.units import count, format_span
 
 Document = Mapping[str, Any]
 

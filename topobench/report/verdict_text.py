@@ -11,8 +11,8 @@ from rich.text import Text
 
 from topobench.report.safe import clean, command
 from topobench.report.sheet import Column, Prose, Sheet
-from topobench.report.words import count, minute
-from topobench.units import format_percent
+from topobench.report.words import minute
+from topobench.units import count, format_percent
 from topobench.verdict_words import worst_first
 
 Document = Mapping[str, Any]

@@ -19,11 +19,6 @@ def shown_params(params: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in params.items() if k not in _DEFINITIONS}
 
 
-def count(number: int, one: str) -> str:
-    """``1 host``, ``3 hosts``."""
-    return f"{number} {one}" if number == 1 else f"{number} {one}s"
-
-
 def counts_text(counts: Mapping[str, int]) -> str:
     """``12 ok, 3 skipped, 1 failed``, in the order of the statuses."""
     shown = [f"{counts[s]} {s.replace('_', ' ')}" for s in Status if counts.get(s)]

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from topobench.report import figures, words
+from topobench.report import figures
 from topobench.report.compare_text import point_of
 from topobench.report.figures import UNKNOWN, signed_percent
 from topobench.report.page.parts import Head, Table
 from topobench.report.safe import clean
+from topobench.units import count
 from topobench.web.comparisons import Question
 from topobench.web.pages import MOST_ROWS, rendered, sweep_row
 
@@ -99,7 +100,7 @@ def _found(site: Site, question: Question) -> tuple[str, str]:
 
 def _drawn(found: Mapping[str, Any]) -> str:
     notes = Counter(clean(note) for case in found["cases"] for note in case["notes"])
-    told = [f"{words.count(number, 'case')}: {note}" for note, number in notes.most_common(20)]
+    told = [f"{count(number, 'case')}: {note}" for note, number in notes.most_common(20)]
     left = [clean(text) for text in found["left_out"]]
     return rendered("compared", found=found, table=_cases(found), notes=told, left=left)
 

@@ -16,7 +16,7 @@ from topobench.report.figures import UNKNOWN
 from topobench.report.page.page import Sight, environment, heading, sections
 from topobench.report.page.parts import Figure, Head, Section, Table
 from topobench.report.safe import clean
-from topobench.units import format_span
+from topobench.units import count, format_span
 
 if TYPE_CHECKING:
     from topobench.db.queries import Query
@@ -199,7 +199,7 @@ def _how_far(progress: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "status": clean(progress["status"]),
         "share": done / total if total else 0.0,
-        "words": f"{done} of {words.count(total, 'cell')}: {words.counts_text(counts)}",
+        "words": f"{done} of {count(total, 'cell')}: {words.counts_text(counts)}",
     }
 
 

@@ -53,7 +53,7 @@ from topobench.report.records import Places
 from topobench.report.safe import clean
 from topobench.server_definition import PROBE as SERVING
 from topobench.topology import Topology
-from topobench.units import format_span
+from topobench.units import count, format_span
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -155,7 +155,7 @@ def heading(document: Document) -> Heading:
     """Title, status, and the numbers to look at first."""
     sweep, hosts = document["sweep"], document["hosts"]
     names = [clean(h["name"]) for h in hosts]
-    whose = names[0] if len(names) == 1 else words.count(len(names), "host")
+    whose = names[0] if len(names) == 1 else count(len(names), "host")
     line = [
         f"sweep {_id(document)}",
         f"profile {clean(sweep['profile'])}",
