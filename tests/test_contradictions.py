@@ -27,7 +27,7 @@ from topobench.db.keys import insert_id
 from topobench.db.merge import import_store
 from topobench.db.retention import vacuum
 from topobench.db.store import Store
-from topobench.db.strays import blame
+from topobench.db.strays import blame, stray
 from topobench.errors import StoreError
 
 GEMM = "flop_per_second"
@@ -447,6 +447,38 @@ def test_a_change_comes_in_with_its_nights_of_a_store_whose_results_were_removed
     assert len(kept) > 1
     by_hand(other, "DELETE FROM night_rollup")
     assert (told(url), told(other)) == ({}, {})
+
+
+def test_no_nights_come_in_of_a_cluster_whose_sweeps_are_refused(url: str, tmp_path: Path) -> None:
+    """Here it has another name; those of the cluster that is called the same come in."""
+    other = f"sqlite:///{tmp_path}/other.db"
+    with Store.open(other) as store:
+        import_store(store, url)
+    by_hand(other, "UPDATE cluster SET name = 'mine' WHERE name = 'lab'")
+    by_hand(  # as if results of that day had been removed by age
+        url,
+        "INSERT INTO night_rollup SELECT DISTINCT series_id, metric_id, point, '2020-01-01', 1, 2,"
+        " 0 FROM night_rollup",
+    )
+    with Store.open(other) as store:
+        assert import_store(store, url).conflicts > 0
+        with store.engine.connect() as connection:
+            query = (
+                "SELECT DISTINCT c.name FROM night_rollup n JOIN series s ON s.id = n.series_id"
+                " JOIN host h ON h.id = s.host_id JOIN cluster c ON c.id = h.cluster_id"
+                " WHERE n.day = '2020-01-01'"
+            )
+            came_in = set(connection.exec_driver_sql(query).scalars())
+    assert came_in
+    assert came_in.isdisjoint({"lab", "mine"})
+
+
+def test_a_list_where_names_with_values_belong_is_told(url: str) -> None:
+    by_hand(url, "UPDATE host SET labels = '[]' WHERE id = 1")
+    with Store.open(url, read_only=True) as store, reading_of(store.engine) as connection:
+        error = stray(connection)
+    assert error is not None
+    assert "table host, row id 1, column labels holds '[]' where a JSON text belongs" in str(error)
 
 
 def nights(store: Store) -> list[tuple[Any, ...]]:

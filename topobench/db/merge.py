@@ -101,7 +101,8 @@ def import_store(store: Store, url: str, *, as_cluster: str | None = None) -> Me
                 mapped.id("device", device_id)
             merged.judged += merge_judged.of_places(source, target, mapped, merged.problems)
             merge_judged.supersede(source, target, mapped)
-            rollups.bring_in(source, target, mapped.translated)
+            refused = _clusters(source, ids) - _clusters(source, agreed)
+            rollups.bring_in(source, target, mapped.translated, refused)
     return merged
 
 
@@ -166,6 +167,15 @@ def _import_sweep(
     merged.already += already
     merged.judged += judged
     return True
+
+
+def _clusters(source: Connection, sweeps: Sequence[int]) -> set[int]:
+    """The clusters of these sweeps."""
+    s = schema.sweep
+    found: set[int] = set()
+    for some in chunks(sweeps):
+        found.update(source.execute(sa.select(s.c.cluster_id).where(s.c.id.in_(some))).scalars())
+    return found
 
 
 def _devices(source: Connection, sweeps: Sequence[int]) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import sqlalchemy as sa
@@ -46,18 +46,27 @@ def rebuild(connection: Connection) -> int:
 
 
 def bring_in(
-    source: Connection, target: Connection, translated: Callable[[sa.Table, Any], Row]
+    source: Connection,
+    target: Connection,
+    translated: Callable[[sa.Table, Any], Row],
+    refused: Collection[int],
 ) -> None:
     """
     Bring in the days of another store whose results were removed there.
 
     Args:
         translated: A row of the other store with the keys of this one.
+        refused: Clusters of the other store that stay out.
     """
-    table, r = schema.night_rollup, schema.run
+    table, r, s, h = schema.night_rollup, schema.run, schema.series, schema.host
     left = sa.exists().where(r.c.series_id == table.c.series_id, r.c.day == table.c.day)
-    rows = source.execute(sa.select(table).where(~left), execution_options={"yield_per": ROWS})
-    statement = _upsert(target)
+    query = (
+        sa.select(table)
+        .select_from(table.join(s).join(h))
+        .where(~left, h.c.cluster_id.not_in(refused))
+    )
+    rows = source.execute(query, execution_options={"yield_per": ROWS})
+    statement = _upsert(target, beats=operator.gt)
     for some in chunks((translated(table, row) for row in rows), ROWS):
         target.execute(statement, some)
 
@@ -82,8 +91,13 @@ def _fill(connection: Connection, query: sa.Select[Any]) -> int:
     return total
 
 
-def _upsert(connection: Connection) -> Any:
-    """A day that had more readings keeps them: its results were removed in part since."""
+def _upsert(connection: Connection, beats: Callable[[Any, Any], Any] = operator.ge) -> Any:
+    """
+    A day that had more readings keeps them: its results were removed in part since.
+
+    Args:
+        beats: How the new number of readings compares with the one that it replaces.
+    """
     table = schema.night_rollup
     make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     statement = make(table)
@@ -91,7 +105,7 @@ def _upsert(connection: Connection) -> Any:
     return statement.on_conflict_do_update(
         index_elements=list(table.primary_key),
         set_={name: new[name] for name in ("n", "median", "mad")},
-        where=new.n >= table.c.n,
+        where=beats(new.n, table.c.n),
     )
 
 

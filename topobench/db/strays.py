@@ -142,6 +142,12 @@ def _strays_of(connection: Connection, table: Table) -> Iterator[Stray]:
             yield Stray(table.name, place, column.name, str(row[-1]), belongs, count)
 
 
+_OBJECTS = frozenset(
+    ("conditions", "description", "document", "env", "facts", "labels", "params", "point")
+)
+"""Columns of JSON that hold names with values, never a list."""
+
+
 def _wrong(column: sa.Column[Any]) -> tuple[str, sa.ColumnElement[bool]] | None:
     """What belongs into a column, and the condition on a value that is none; NULL never is."""
     kept = sa.type_coerce(column, sa.types.NullType())
@@ -155,7 +161,8 @@ def _wrong(column: sa.Column[Any]) -> tuple[str, sa.ColumnElement[bool]] | None:
         return "a time", kept.op("NOT GLOB")("[0-9]*-[0-9]*-[0-9]*T[0-9]*:[0-9]*:[0-9]*Z")
     if isinstance(column.type, JsonText) or column.name in ("point", "params"):
         whole = sa.case((sa.func.json_valid(kept) == 1, sa.func.json_type(kept)), else_="")
-        return "a JSON text", sa.and_(kept.is_not(None), whole.not_in(("object", "array")))
+        kinds = ("object",) if column.name in _OBJECTS else ("object", "array")
+        return "a JSON text", sa.and_(kept.is_not(None), whole.not_in(kinds))
     if isinstance(column.type, sa.Text):
         return "a text", kind == "blob"
     return None
